@@ -14,6 +14,7 @@
 #include "bootstrap/rendezvous.hpp"
 #include "comm/buffer_memory.hpp"
 #include "comm/communicator.hpp"
+#include "engine/completions.hpp"
 #include "net/wait.hpp"
 #include "observe/dump.hpp"
 #include "observe/dumper.hpp"
@@ -801,13 +802,14 @@ isthmus_result isthmus_work_wait(isthmus_work_t work, double timeout) {
   return guarded([&] {
     Operation *op = op_of(work);
     if (!op) i::fail(Code::Argument, "wait: the work is NULL");
+    const int64_t until = timeout > 0 ? i::now_ns() + i::seconds_to_ns(timeout) : INT64_MAX;
     if (!op->over()) {
       check_ours(op, "wait");
       if (!op->rank) i::fail(Code::Argument, "wait: the operation is in a group that has not ended");
-      const int64_t until = timeout > 0 ? i::now_ns() + i::seconds_to_ns(timeout) : INT64_MAX;
       if (!op->rank->driver().wait(op, until))
         i::fail(Code::Timeout, "wait: the operation is still running after {:g} s: {}", timeout, op->core->describe(*op));
     }
+    i::engine::Completions::wait(*op, until);
     return result_of(op);
   });
 }
@@ -840,6 +842,7 @@ isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *, is
     const bool over = op->over();
     if (!over) {
       op->end.done = reinterpret_cast<void (*)(void *, int, const char *)>(done);
+      op->end.callback.store(i::engine::Callback::Due, std::memory_order_relaxed);
       op->end.context = context;
     }
     op->end.lock.unlock();

@@ -35,6 +35,14 @@ Operation *take(Due &due) noexcept {
   return nullptr;
 }
 
+thread_local bool in_callback = false;
+const InChild forgets_in_callback([](void *) noexcept { in_callback = false; });
+
+struct InCallback {
+  InCallback() noexcept { in_callback = true; }
+  ~InCallback() { in_callback = false; }
+};
+
 }  // namespace
 
 void Completions::add(Operation *op) noexcept {
@@ -53,10 +61,13 @@ void Completions::add(Operation *op) noexcept {
   context->progress().call_soon(&Completions::deliver);
 }
 
-void Completions::deliver() noexcept {
+void Completions::deliver() {
   Due &due = *the_due;
   while (Operation *const op = take(due)) {
-    op->call_back();
+    {
+      const InCallback here;
+      op->call_back();
+    }
     Callbacks &of = op->core->callbacks;
     {
       const Lock lock(due.lock);
@@ -73,6 +84,15 @@ void Completions::wait(const RankCore &core, int64_t until_ns) noexcept {
   while (core.callbacks.due.load(std::memory_order_acquire) != 0 &&
          core.callbacks.by.load(std::memory_order_relaxed) != std::this_thread::get_id() && now_ns() < until_ns)
     std::this_thread::sleep_for(kLook);
+}
+
+void Completions::wait(const Operation &op, int64_t until_ns) noexcept {
+  const auto returned = [&] { return op.end.callback.load(std::memory_order_acquire) != Callback::Due; };
+  while (!returned() && !in_callback && op.core) {
+    const int64_t left = until_ns - now_ns();
+    if (left <= 0) return;
+    op.core->context->links().sleep(false, std::min<int64_t>(left, 20'000'000), [&](bool) { return returned(); });
+  }
 }
 
 }  // namespace isthmus::engine

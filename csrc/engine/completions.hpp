@@ -10,6 +10,7 @@
 // which its operations ended.
 //
 // No thread of the program runs a callback here: such a thread waits for one operation, and a callback may wait for what that thread does next.
+// A thread that waits for an operation returns when the operation's callback has, so that it finds what the callback has done.
 //
 // Thread rules: any thread.
 #pragma once
@@ -26,9 +27,11 @@ class Completions {
   static void add(Operation *op) noexcept;
   // Until all callbacks of that rank that were due have returned, or `until_ns`; in such a callback, at once.
   static void wait(const RankCore &core, int64_t until_ns) noexcept;
+  // The operation is over: until its callback has returned, or `until_ns`. In a callback, at once.
+  static void wait(const Operation &op, int64_t until_ns) noexcept;
 
  private:
-  static void deliver() noexcept;  // by the progress thread
+  static void deliver();  // by the progress thread
 };
 
 }  // namespace isthmus::engine

@@ -1,5 +1,6 @@
 #include "engine/operation.hpp"
 
+#include "base/assert.hpp"
 #include "engine/completions.hpp"
 #include "engine/rank_core.hpp"
 
@@ -59,7 +60,9 @@ Operation *OperationPool::take() {
 }
 
 void OperationPool::release(Operation *op) noexcept {
-  if (op->life.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const uint32_t before = op->life.references.fetch_sub(1, std::memory_order_acq_rel);
+  ISTHMUS_ASSERT(before != 0, "a reference is given back once");
+  if (before != 1) return;
   op->keep.reset();
   op->reset();
   lock_.lock();
@@ -97,19 +100,27 @@ void Operation::reset() noexcept {
   cut.parts = std::move(parts);
   renew(carry);
   frame.matcher = nullptr;
-  std::string text = std::move(end.text);
-  text.clear();
-  renew(end);
-  end.text = std::move(text);
+  // Not renewed: who has ended an inline op may still have the lock, and the op be used again already.
+  end.ended.store(0, std::memory_order_relaxed);
+  end.result = Code::Ok;
+  end.text.clear();
+  end.done = nullptr;
+  end.context = nullptr;
+  end.callback.store(Callback::None, std::memory_order_relaxed);
+  end.children.store(0, std::memory_order_relaxed);
+  end.parent = nullptr;
   life.next = nullptr;
 }
 
-void Operation::call_back() noexcept {
+// Not noexcept: an interpreter that ends may end the thread in its callback, which unwinds the thread.
+void Operation::call_back() {
   end.lock.lock();
   auto *const callback = std::exchange(end.done, nullptr);
   void *const with = end.context;
   end.lock.unlock();
   callback(with, static_cast<int>(end.result), end.text.c_str());
+  end.callback.store(Callback::Returned, std::memory_order_release);
+  if (core) core->wake();
 }
 
 void finish_operation(Operation *op, Code result, std::string text, int64_t ended_ns) noexcept {

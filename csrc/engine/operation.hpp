@@ -127,6 +127,8 @@ struct MessageCopy {
   std::unique_ptr<std::byte[]> spilled;  // a send that has left its place: its bytes
 };
 
+enum class Callback : uint8_t { None, Due, Returned };  // of the program, where the operation has one
+
 // `ended` is set (release) after result and text.
 struct OperationEnd {
   std::atomic<uint32_t> ended{0};
@@ -135,6 +137,7 @@ struct OperationEnd {
   SpinLock lock;
   void (*done)(void *, int, const char *) ISTHMUS_GUARDED_BY(lock) = nullptr;
   void *context ISTHMUS_GUARDED_BY(lock) = nullptr;
+  std::atomic<Callback> callback{Callback::None};
   // A group, or a message in parts: ended when `children` falls to 0.
   std::atomic<uint32_t> children{0};
   Operation *parent = nullptr;  // of a child
@@ -213,7 +216,7 @@ struct Operation {
   }
   bool is_p2p() const noexcept { return is_message(call.collective); }
   bool over() const noexcept { return end.ended.load(std::memory_order_acquire) != 0; }
-  void call_back() noexcept;  // the operation is over; once
+  void call_back();  // the operation is over; once
 };
 
 class OperationPool {  // thread-safe

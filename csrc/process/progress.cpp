@@ -122,14 +122,14 @@ Progress::Round Progress::drive(const Listed &listed) {
   return round;
 }
 
-void Progress::call_soon(void (*calls)() noexcept) noexcept {
+void Progress::call_soon(void (*calls)()) noexcept {
   calls_.store(calls, std::memory_order_relaxed);
   due_.store(true, std::memory_order_release);
   bell_.ring();
   arena_.doorbell().ring();
 }
 
-void Progress::make_calls() noexcept {
+void Progress::make_calls() {
   if (due_.load(std::memory_order_acquire) && due_.exchange(false, std::memory_order_acq_rel))
     calls_.load(std::memory_order_relaxed)();
 }

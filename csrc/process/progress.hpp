@@ -44,7 +44,7 @@ class Progress {
 
   void activate(LocalRank &rank);  // the rank has operations for which perhaps no caller waits. Any thread
   void forget(const std::shared_ptr<LocalRank> &rank);
-  void call_soon(void (*calls)() noexcept) noexcept;  // on the progress thread, without a lock; always the same. Any thread
+  void call_soon(void (*calls)()) noexcept;  // on the progress thread, without a lock; always the same. Any thread
   // This thread is about to wait in a call. Where this is the progress thread, in a callback of the program's, another thread takes its
   // place: what the callback waits for may be what the progress thread brings about. Any thread.
   void stand_in() noexcept;
@@ -63,7 +63,7 @@ class Progress {
   };
   void begin_thread() ISTHMUS_REQUIRES(threads_mutex_);
   void loop();
-  void make_calls() noexcept;
+  void make_calls();
   void look_at_list(Listed &listed);
   bool keep_listed(const std::shared_ptr<LocalRank> &rank);  // false: taken out, as the rank has no work
   Round drive(const Listed &listed);
@@ -75,9 +75,9 @@ class Progress {
   const int64_t spin_ns_;
   Mutex mutex_;
   std::vector<std::shared_ptr<LocalRank>> active_ ISTHMUS_GUARDED_BY(mutex_);
-  std::atomic<uint64_t> version_{0};                 // of the list
-  Doorbell bell_;                                    // where the thread sleeps while no rank is listed, or a caller drives
-  std::atomic<void (*)() noexcept> calls_{nullptr};  // of call_soon()
+  std::atomic<uint64_t> version_{0};        // of the list
+  Doorbell bell_;                           // where the thread sleeps while no rank is listed, or a caller drives
+  std::atomic<void (*)()> calls_{nullptr};  // of call_soon()
   std::atomic<bool> due_{false};
   std::atomic<bool> stop_{false};
   Mutex threads_mutex_;

@@ -1,34 +1,30 @@
 #include "process/socket_watch.hpp"
 
+#include "base/assert.hpp"
+
 namespace isthmus::process {
 
-thread_local const SocketWatch *SocketWatch::mine_ = nullptr;
-thread_local uint32_t SocketWatch::sleeps_without_ = 0;
-const InChild SocketWatch::forgets_([](void *) noexcept {
-  mine_ = nullptr;
-  sleeps_without_ = 0;
-});
+thread_local bool SocketWatch::sleeps_ = false;
+thread_local bool SocketWatch::sleeps_without_ = false;
+const InChild SocketWatch::forgets_([](void *) noexcept { sleeps_ = sleeps_without_ = false; });
 
 SocketWatch::Turn::Turn(SocketWatch &watch) noexcept : watch_(watch) {
-  again_ = mine_ == &watch;
-  if (again_) return;
-  const auto take = [&] { return taken_ = !watch_.taken_.exchange(true, std::memory_order_seq_cst); };
+  ISTHMUS_ASSERT(!sleeps_, "a thread does not sleep inside of a sleep: no callback of the program's runs there");
+  sleeps_ = true;
+  const auto take = [&] { return mine_ = !watch_.taken_.exchange(true, std::memory_order_seq_cst); };
   if (!take()) {
     watch_.sleepers_.fetch_add(1, std::memory_order_seq_cst);
     if (take()) watch_.sleepers_.fetch_sub(1, std::memory_order_relaxed);
   }
-  if (taken_) mine_ = &watch;
-  else ++sleeps_without_;
+  sleeps_without_ = !mine_;
 }
 
 SocketWatch::Turn::~Turn() {
-  if (again_) return;
-  if (!taken_) {
-    --sleeps_without_;
+  sleeps_ = sleeps_without_ = false;
+  if (!mine_) {
     watch_.sleepers_.fetch_sub(1, std::memory_order_relaxed);
     return;
   }
-  mine_ = nullptr;
   watch_.taken_.store(false, std::memory_order_seq_cst);
   if (watch_.sleepers_.load(std::memory_order_seq_cst) != 0) watch_.bell_.ring();
 }

@@ -25,27 +25,24 @@ class SocketWatch {
   SocketWatch(const SocketWatch &) = delete;
   SocketWatch &operator=(const SocketWatch &) = delete;
 
-  // For as long as a thread sleeps. A callback that sleeps inside of a sleep has the watch if the thread has the watch already.
+  // For as long as a thread sleeps.
   class Turn {
    public:
     explicit Turn(SocketWatch &watch) noexcept;
     ~Turn();
     Turn(const Turn &) = delete;
     Turn &operator=(const Turn &) = delete;
-    bool mine() const noexcept { return taken_ || again_; }
+    bool mine() const noexcept { return mine_; }  // the watch; else another thread has it
 
    private:
     SocketWatch &watch_;
-    bool taken_ = false;
-    bool again_ = false;  // the thread has taken the watch further out
+    bool mine_ = false;
   };
   // Other threads than this one sleep for sockets without the watch.
   bool others_sleep() const noexcept;
 
  private:
-  static thread_local const SocketWatch *mine_;  // that this thread has
-  static thread_local uint32_t
-      sleeps_without_;  // how often, callbacks within callbacks, this thread sleeps for sockets without the watch
+  static thread_local bool sleeps_, sleeps_without_;  // this thread sleeps for sockets; and does so without the watch
   static const InChild forgets_;
 
   Doorbell &bell_;

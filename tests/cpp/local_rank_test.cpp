@@ -272,7 +272,7 @@ TEST_F(RoomTest, ACallbackThatWaitsOnTheProgressThreadHasAnotherThreadTakeItsPla
       while (other->has_work()) std::this_thread::yield();
       over = true;
     };
-    progress.call_soon([]() noexcept {
+    progress.call_soon([] {
       if (callback) std::exchange(callback, nullptr)();
     });
     ASSERT_TRUE(soon([&] { return over.load(); }));

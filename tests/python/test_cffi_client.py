@@ -124,3 +124,37 @@ def test_two_ranks_of_a_cffi_client(bridge: str) -> None:
             if rank.poll() is None:
                 rank.kill()
             rank.wait()
+
+
+ENDING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import cffi
+from test_cffi_client import declarations, header
+
+ffi = cffi.FFI()
+ffi.cdef(declarations(header().read_text()))
+lib = ffi.dlopen(sys.argv[2])
+handle, work = ffi.new("isthmus_comm_t *"), ffi.new("isthmus_work_t *")
+options = ffi.new("isthmus_options *", {"size": ffi.sizeof("isthmus_options"), "rank": 0, "world_size": 1})
+assert lib.isthmus_init(options, handle) == lib.ISTHMUS_OK
+byte = ffi.new("char[1]")
+
+@ffi.callback("void(void *, isthmus_result, const char *)")
+def done(_context, _result, _text):
+    pass
+
+source, none = ffi.new("int *"), ffi.NULL
+assert lib.isthmus_recv(handle[0], byte, 1, lib.ISTHMUS_UINT8, 0, 3, source, none, work) == lib.ISTHMUS_OK
+assert lib.isthmus_work_on_done(work[0], done, none) == lib.ISTHMUS_OK
+assert lib.isthmus_send(handle[0], byte, 1, lib.ISTHMUS_UINT8, 0, 3, none, none) == lib.ISTHMUS_OK
+raise SystemExit(7)
+"""
+
+
+def test_an_interpreter_that_ends_while_a_callback_waits_for_it_ends_with_its_own_status() -> None:
+    folder = str(Path(__file__).resolve().parent)
+    for _ in range(5):
+        command = [sys.executable, "-c", ENDING, folder, library()]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 7, ended.stderr
