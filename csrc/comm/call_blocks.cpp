@@ -41,6 +41,8 @@ void check_apart(const char *name, const uint64_t *counts, const uint64_t *displ
 }  // namespace
 
 uint64_t to_bytes(const char *name, uint64_t count, uint64_t size, uint64_t times) {
+  constexpr uint64_t kFew = uint64_t{1} << 32, kFewRanks = uint64_t{1} << 16;
+  if (count < kFew && times < kFewRanks) return count * size;  // no division on the way of a small operation
   if (count > kMaxBytes / size / std::max<uint64_t>(times, 1))
     fail(Code::Argument, "{}: a count of {} elements{} is negative or too large", name, static_cast<int64_t>(count),
          times > 1 ? formatted(" for each of {} ranks", times) : "");

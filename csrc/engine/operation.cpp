@@ -81,7 +81,19 @@ void renew(T &part) noexcept {
 
 }  // namespace
 
+// A collective leaves the parts of a message as they are, and the other way round.
 void Operation::reset() noexcept {
+  if (is_p2p() || message.grouped) {
+    renew(message);
+    for (Operation *one : cut.parts) OperationPool::instance().release(one);
+    std::vector<Operation *> parts = std::move(cut.parts);  // its capacity
+    parts.clear();
+    renew(cut);
+    cut.parts = std::move(parts);
+    renew(carry);
+    frame.matcher = nullptr;
+  }
+  if (!is_p2p()) renew(run);
   call = Call{};
   label.clear();
   sequence = digest = 0;
@@ -91,15 +103,6 @@ void Operation::reset() noexcept {
   plan.reset();
   blocks.values.clear();
   blocks.in = blocks.out = 0;
-  renew(run);
-  renew(message);
-  for (Operation *one : cut.parts) OperationPool::instance().release(one);
-  std::vector<Operation *> parts = std::move(cut.parts);  // its capacity
-  parts.clear();
-  renew(cut);
-  cut.parts = std::move(parts);
-  renew(carry);
-  frame.matcher = nullptr;
   // Not renewed: who has ended an inline op may still have the lock, and the op be used again already.
   end.ended.store(0, std::memory_order_relaxed);
   end.result = Code::Ok;

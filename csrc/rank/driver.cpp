@@ -100,13 +100,13 @@ bool RankDriver::pause(Waiting &w, int64_t now, int64_t until_ns) noexcept {
   int64_t nap = std::min<int64_t>(until_ns - now, 20'000'000);
   if (polls_device()) nap = std::min(nap, process::Drivable::device_nap(now - w.idle_since));
   bool driven = false;
+  core_.context->progress().stand_in();
   core_.context->links().sleep(w.sockets, nap, [&](bool watched) { return (driven = drive(watched)) || w.op->over(); });
   return driven;
 }
 
 bool RankDriver::wait(Operation *op, int64_t until_ns) noexcept {
   if (op->over()) return true;
-  core_.context->progress().stand_in();
   core_.waiters.fetch_add(1, std::memory_order_acq_rel);
   Context &context = *core_.context;
   Waiting w(op, core_);
