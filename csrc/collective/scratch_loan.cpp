@@ -23,6 +23,10 @@ std::byte *ScratchLoan::lend(Operation &op, size_t bytes) {
     if (lent_.bytes >= bytes) return static_cast<std::byte *>(lent_.memory);
   }
   try {
+    {
+      const Lock lock(mutex_);
+      outgrown_.reserve(outgrown_.size() + 1);  // before there is a block that would be lost
+    }
     const process::DeviceScratch::Block more = scratch_->take(bytes);
     const Lock lock(mutex_);
     if (lent_.memory) outgrown_.push_back(lent_);

@@ -8,11 +8,10 @@ void StreamTies::make_second(device::Runtime &runtime, int device) {
 }
 
 device::Stream &StreamTies::user(device::Runtime &runtime, int device, void *handle) {
-  if (!user_ || user_->handle() != handle) {
-    user_ = runtime.adopt(device, handle);
-    if (!before_) before_ = runtime.make_event(device);
-    if (!after_) after_ = runtime.make_event(device);
-  }
+  // The events first: where making one fails, the next call makes it.
+  if (!before_) before_ = runtime.make_event(device);
+  if (!after_) after_ = runtime.make_event(device);
+  if (!user_ || user_->handle() != handle) user_ = runtime.adopt(device, handle);
   return *user_;
 }
 

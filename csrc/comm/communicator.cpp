@@ -59,6 +59,7 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
 }
 
 std::shared_ptr<Communicator> Communicator::make(const join::Invitation &invitation, process::Context::Use use) {
+  invitation.context->progress().stand_in();  // a callback may be what makes it, and wait here
   join::Offer offer = join::make_offer(invitation);
   join::Agreement agreement = join::agree(invitation, offer);
   join::Seat seat = join::take_seat(invitation, offer, agreement, join::wire(invitation, offer, agreement));

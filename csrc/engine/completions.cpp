@@ -38,9 +38,28 @@ Operation *take(Due &due) noexcept {
 thread_local bool in_callback = false;
 const InChild forgets_in_callback([](void *) noexcept { in_callback = false; });
 
-struct InCallback {
-  InCallback() noexcept { in_callback = true; }
-  ~InCallback() { in_callback = false; }
+// While a callback of the operation runs. Its end is seen also where an interpreter that ends unwinds this thread.
+class Running {
+ public:
+  Running(Due &due, Operation &op) noexcept : due_(due), op_(op) { in_callback = true; }
+  ~Running() {
+    in_callback = false;
+    Callbacks &of = op_.core->callbacks;
+    {
+      const Lock lock(due_.lock);
+      of.running = false;
+      of.by.store({}, std::memory_order_relaxed);
+    }
+    op_.end.callback.store(Callback::Returned, std::memory_order_release);
+    op_.core->wake();
+    of.due.fetch_sub(1, std::memory_order_release);
+  }
+  Running(const Running &) = delete;
+  Running &operator=(const Running &) = delete;
+
+ private:
+  Due &due_;
+  Operation &op_;
 };
 
 }  // namespace
@@ -65,16 +84,9 @@ void Completions::deliver() {
   Due &due = *the_due;
   while (Operation *const op = take(due)) {
     {
-      const InCallback here;
+      const Running running(due, *op);
       op->call_back();
     }
-    Callbacks &of = op->core->callbacks;
-    {
-      const Lock lock(due.lock);
-      of.running = false;
-      of.by.store({}, std::memory_order_relaxed);
-    }
-    of.due.fetch_sub(1, std::memory_order_release);
     OperationPool::instance().release(op);
   }
 }
@@ -87,8 +99,9 @@ void Completions::wait(const RankCore &core, int64_t until_ns) noexcept {
 }
 
 void Completions::wait(const Operation &op, int64_t until_ns) noexcept {
+  until_ns = std::min(until_ns, now_ns() + kMostNs);
   const auto returned = [&] { return op.end.callback.load(std::memory_order_acquire) != Callback::Due; };
-  while (!returned() && !in_callback && op.core) {
+  while (!returned() && !in_callback && op.core && op.birth.here()) {
     const int64_t left = until_ns - now_ns();
     if (left <= 0) return;
     op.core->context->links().sleep(false, std::min<int64_t>(left, 20'000'000), [&](bool) { return returned(); });

@@ -27,7 +27,9 @@ class Completions {
   static void add(Operation *op) noexcept;
   // Until all callbacks of that rank that were due have returned, or `until_ns`; in such a callback, at once.
   static void wait(const RankCore &core, int64_t until_ns) noexcept;
-  // The operation is over: until its callback has returned, or `until_ns`. In a callback, at once.
+  static constexpr int64_t kMostNs = 5'000'000'000;
+  // The operation is over: until its callback has returned, or `until_ns`, or for kMostNs. In a callback, and in a child that was
+  // forked since, at once.
   static void wait(const Operation &op, int64_t until_ns) noexcept;
 
  private:

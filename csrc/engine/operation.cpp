@@ -122,8 +122,6 @@ void Operation::call_back() {
   void *const with = end.context;
   end.lock.unlock();
   callback(with, static_cast<int>(end.result), end.text.c_str());
-  end.callback.store(Callback::Returned, std::memory_order_release);
-  if (core) core->wake();
 }
 
 void finish_operation(Operation *op, Code result, std::string text, int64_t ended_ns) noexcept {
@@ -147,11 +145,12 @@ void finish_operation(Operation *op, Code result, std::string text, int64_t ende
   const bool calls = op->end.done != nullptr;
   op->end.ended.store(1, std::memory_order_release);
   op->end.lock.unlock();
-  if (parent && parent->end.children.fetch_sub(1, std::memory_order_acq_rel) == 1)
-    finish_operation(parent, parent->end.result, std::string(parent->end.text), ended_ns);
-  if (context) context->wake();     // a thread of this process that waits for the operation sleeps on the process's doorbell
+  if (context) context->wake();     // whoever waits for it in this process sleeps on its doorbell
   if (calls) Completions::add(op);  // with the engine's reference
   else if (pooled) OperationPool::instance().release(op);
+  // Last: the callback of a group comes behind those of its operations.
+  if (parent && parent->end.children.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    finish_operation(parent, parent->end.result, std::string(parent->end.text), ended_ns);
 }
 
 }  // namespace isthmus::engine

@@ -99,9 +99,12 @@ void RankCore::end(Operation *op, Code result, std::string text) noexcept {
   const int64_t now = now_ns();
   if (op->cut.whole == 0) record(*op, result, now);  // else finish_operation() records the message, with the last part
   const std::shared_ptr<void> keep = op->keep;
+  if (keep)
+    callbacks.due.fetch_add(1, std::memory_order_relaxed);  // its callback may be about to be due, once it is not pending
   [[maybe_unused]] const uint32_t before = pending.fetch_sub(1, std::memory_order_acq_rel);
   ISTHMUS_ASSERT(before != 0, "an operation that ends is pending");
   finish_operation(op, result, std::move(text), now);
+  if (keep) callbacks.due.fetch_sub(1, std::memory_order_release);
   // The operation may be an inline op, whose thread sleeps. For the other operations finish_operation() wakes.
   if (waiters.load(std::memory_order_relaxed) > (awaited_here == op ? 1u : 0u)) wake();
 }

@@ -188,6 +188,7 @@ void RankCore::sleep_until(Holds holds) noexcept {
   constexpr int64_t kNap = 20'000'000, kAsk = 50'000'000;
   const int64_t spin_until = now_ns() + context->spin_ns();
   int64_t asked = now_ns();
+  if (!holds()) context->progress().stand_in();
   while (!holds()) {
     const int64_t now = now_ns();
     if (now < spin_until) {
@@ -198,7 +199,6 @@ void RankCore::sleep_until(Holds holds) noexcept {
       asked = now;
       ask_for_interrupt();
     }
-    context->progress().stand_in();
     context->links().sleep(false, kNap, [&](bool) { return holds(); });
   }
 }

@@ -176,8 +176,12 @@ bool Matcher::fits(Operation *op, int source, uint64_t total, uint64_t whole, ui
 
 // Where the copy of the receive stands on the device, the receive ends with the communicator.
 void Matcher::end_wrong(Operation *op, std::string text) noexcept {
-  const bool device = on_stage(op);
-  if (device) table_.lock()->posted.append(op);
+  bool device;
+  {
+    const auto s = table_.lock();
+    device = on_stage(op);
+    if (device) s->posted.append(op);
+  }
   core_.fail(Code::Mismatch, text, true);  // the sender has to hear of the mismatch too, before this process can end
   if (!device) core_.end(op, Code::Mismatch, std::move(text));
 }

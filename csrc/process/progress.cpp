@@ -24,9 +24,12 @@ void Progress::begin_thread() {
   Thread &mine = threads_.emplace_back();
   try {
     mine.thread = begin_own_thread([this, &mine] {
+      struct Over {  // also where an interpreter that ends unwinds this thread
+        Thread &thread;
+        ~Over() { thread.over.store(true, std::memory_order_release); }
+      } const over{mine};
       runs_here = this;
       loop();
-      mine.over.store(true, std::memory_order_release);
     });
   } catch (...) {
     threads_.pop_back();
@@ -168,6 +171,7 @@ void Progress::loop() {
     look_at_list(listed);
     const Round round = drive(listed);
     make_calls();
+    if (runs_here != this) return;  // another thread has taken this one's place in a callback
     if (round.moved) {
       idle_since = 0;
       if (++busy % 1024 != 0) continue;  // traffic must not keep the thread from the clock

@@ -142,13 +142,12 @@ void Departure::retire() noexcept {
 }
 
 void Departure::leave(int64_t until_ns) noexcept {
-  constexpr int64_t kCallbacks = 5'000'000'000;
   core_.context->progress().stand_in();
   const bool broken = end_operations(until_ns);
   for (int q = 0; q < core_.id.world; ++q)
     if (q != core_.id.rank) say(q, !broken ? Leaving::Well : messages_.copying() ? Leaving::BrokenWriting : Leaving::Broken);
   if (collectives_.device().executor()) leave_devices(broken);
-  Completions::wait(core_, now_ns() + kCallbacks);
+  Completions::wait(core_, now_ns() + Completions::kMostNs);
   retire();
 }
 

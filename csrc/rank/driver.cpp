@@ -81,6 +81,7 @@ struct RankDriver::Waiting {
 // Once a millisecond.
 void RankDriver::look_at_clock(Waiting &w, int64_t now) noexcept {
   w.looked = now;
+  core_.context->progress().stand_in();
   if (w.p2p) awaited_message_.store(w.op, std::memory_order_release);
   core_.context->links().report_broken(now);
   check_deadlines(now);

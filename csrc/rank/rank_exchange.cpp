@@ -104,6 +104,7 @@ void RankExchange::all_gather(const char *what, std::span<const int> ranks, std:
                 number_.fetch_add(1, std::memory_order_relaxed) + 1,
                 aborts_.load(std::memory_order_acquire)};
   gather.taken.reserve(ranks.size());
+  core_.context->progress().stand_in();
   for (const int q : ranks)
     if (q != core_.id.rank) say(q, gather.subject, gather.number, 0, mine);
   for (size_t i = 0; i < ranks.size(); ++i) {

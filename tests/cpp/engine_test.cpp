@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <deque>
 
 namespace isthmus::test {
 namespace {
@@ -533,6 +534,51 @@ TEST_P(Shapes, CallbacksOfOneCommunicatorRunInOrderAndOneAtATime) {
     isthmus_work_release(barrier);
     while (!last && callbacks.ran < kEach) std::this_thread::yield();
     EXPECT_TRUE(callbacks.well);
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+  });
+}
+
+// The last rank comes when the others have said what they want called.
+TEST_P(Shapes, TheCallbackOfAGroupComesBehindThoseOfItsOperations) {
+  const int world = GetParam().world;
+  std::atomic<int> ready{0};
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    constexpr int kEach = 3;
+    struct Called {
+      explicit Called(std::atomic<int> *of) : count(of) {}
+      std::atomic<int> *count;
+      int before = -1;  // how many had run
+      std::atomic<bool> over{false};
+      static void done(void *self, isthmus_result, const char *) {
+        auto *called = static_cast<Called *>(self);
+        called->before = called->count->fetch_add(1);
+        called->over = true;
+      }
+    };
+    const bool last = rank == world - 1;
+    while (last && ready < world - 1) std::this_thread::yield();
+    std::atomic<int> count{0};
+    std::vector<int64_t> data(64, 1);
+    std::vector<isthmus_work_t> works(kEach);
+    isthmus_work_t group = nullptr;
+    ISTHMUS_OK_OR_SAY(isthmus_group_begin());
+    for (isthmus_work_t &work : works)
+      ISTHMUS_OK_OR_SAY(isthmus_all_reduce(comm, data.data(), data.data(), data.size(), kType, ISTHMUS_MAX, nullptr, &work));
+    ISTHMUS_OK_OR_SAY(isthmus_group_end(&group));
+    std::deque<Called> called;
+    for (isthmus_work_t work : works)
+      ISTHMUS_OK_OR_SAY(isthmus_work_on_done(work, Called::done, &called.emplace_back(&count)));
+    Called &whole = called.emplace_back(&count);
+    ISTHMUS_OK_OR_SAY(isthmus_work_on_done(group, Called::done, &whole));
+    ++ready;
+    ISTHMUS_OK_OR_SAY(isthmus_work_wait(group, 0));
+    EXPECT_TRUE(whole.over);
+    if (!last) { EXPECT_EQ(whole.before, kEach); }
+    for (isthmus_work_t work : works) {
+      ISTHMUS_OK_OR_SAY(isthmus_work_wait(work, 0));
+      isthmus_work_release(work);
+    }
+    isthmus_work_release(group);
     ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
   });
 }

@@ -330,11 +330,11 @@ ISTHMUS_API int isthmus_work_source(isthmus_work_t work);          /* sender of 
 ISTHMUS_API uint64_t isthmus_work_sequence(isthmus_work_t work);
 ISTHMUS_API double isthmus_work_duration(isthmus_work_t work);     /* seconds from submission to the end; < 0 while running */
 /* `done(context, result, text)` runs exactly once, when the operation is over: on a thread of Isthmus, or at once, in this call, if the operation
- * is over already. isthmus_work_wait returns when the callback has; called in a callback, it waits for the operation alone. Isthmus holds no
- * lock while a callback runs, so a callback may submit operations, wait for them, and destroy the communicator. The callbacks of one
- * communicator that run on a thread of Isthmus run one after the other, in the order in which its operations ended: one that waits holds up
- * those behind it. A callback that does not return and is in no call of Isthmus holds up all others. isthmus_comm_destroy returns when the
- * callbacks have. At most one callback per work. */
+ * is over already. isthmus_work_wait returns when the callback has, and isthmus_comm_destroy when all have; each waits 5 s for them at most,
+ * and not at all when called in a callback. Isthmus holds no lock while a callback runs, so a callback may submit operations, wait for them, and
+ * destroy the communicator. The callbacks of one communicator that run on a thread of Isthmus run one after the other, in the order in which its
+ * operations ended, that of a group behind those of its operations; one that waits holds up those behind it. A callback that does not return
+ * and is in no call of Isthmus holds up all others. At most one callback per work. */
 ISTHMUS_API isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *context, isthmus_result result, const char *text),
     void *context);
 /* What the stream, of this rank's device, is given from now on comes behind a receive that was made with ISTHMUS_STREAM_BEFORE. Any number of
