@@ -24,6 +24,9 @@
  *   exchange TYPE COUNT STREAM MATRIX                      rank s sends rank d COUNT + s + 2 d elements (RCCL, HCCL); MATRIX 1: as HCCL's AlltoAllVC
  *                                                          INPLACE 2: with NULL for its memory, where there is nothing of it
  *   exchange_nothing MATRIX                                no elements at all, from and to NULL
+ *   build FORM CALL TYPE COUNT ROOT STREAM                 an exchange of blocks as a build of PyTorch makes it. CALL is even, uneven (rank s sends rank d
+ *                                                          COUNT * ((s + 2 d) % 3) elements), gather or scatter. FORM is call: the library's function;
+ *                                                          group: sends and receives, none of them without elements; zeros: with those, too
  *   then STREAM                                            copies the last output there; what was copied is one more output
  *   kind STREAM KIND                                       that stream is from now on 0, 1: the NULL one, 2: the thread's, 3: a blocking one, 4: not so
  *   bare CALL STREAM                                       all_reduce, broadcast, send (to the next rank) or recv (from the one before) of one
@@ -329,6 +332,45 @@ static void exchange(int type, size_t count, int number, int matrix) {
   keep_output(to, got * sizes[type], s);
 }
 
+static int block(const char *call, int from, int to, int root) { /* how many counts */
+  if (!strcmp(call, "uneven")) return (from + 2 * to) % 3;
+  return !strcmp(call, "even") || (!strcmp(call, "gather") ? to : from) == root;
+}
+
+static void by_build(const char *form, const char *call, int type, size_t count, int root, int number) {
+  size_t out_counts[16], out_places[16], in_counts[16], in_places[16], sent = 0, got = 0;
+  const int even = !strcmp(call, "even"), uneven = !strcmp(call, "uneven"), gathers = !strcmp(call, "gather");
+  char *from, *to, *s = streams[number];
+  int r, code;
+  for (r = 0; r < ranks; ++r) {
+    out_counts[r] = count * (size_t)block(call, rank, r, root);
+    in_counts[r] = count * (size_t)block(call, r, rank, root);
+    out_places[r] = sent;
+    in_places[r] = got;
+    sent += out_counts[r];
+    got += in_counts[r];
+  }
+  from = input(sent * sizes[type], number);
+  to = on_device(got * sizes[type]);
+  if (!strcmp(form, "call")) {
+    if (even) code = FOUND(ncclAlltoAll)(from, to, count, type, comms[now], s);
+    else if (uneven) code = all_to_all_v(from, out_counts, out_places, to, in_counts, in_places, type, comms[now], s);
+    else code = (gathers ? FOUND(ncclGather) : FOUND(ncclScatter))(from, to, count, type, root, comms[now], s);
+    told(call, code);
+  } else {
+    const int zeros = !strcmp(form, "zeros"), own = even || uneven; /* else the root copies its own block */
+    if (!own && rank == root && count) copy_there(to + in_places[rank] * sizes[type], from + out_places[rank] * sizes[type], count * sizes[type], s);
+    told("group", ncclGroupStart());
+    for (r = 0; r < ranks; ++r) {
+      if (!own && r == rank) continue;
+      if (zeros || out_counts[r]) told("send", ncclSend(from + out_places[r] * sizes[type], out_counts[r], type, r, comms[now], s));
+      if (zeros || in_counts[r]) told("recv", ncclRecv(to + in_places[r] * sizes[type], in_counts[r], type, r, comms[now], s));
+    }
+    told("end", ncclGroupEnd());
+  }
+  keep_output(to, got * sizes[type], s);
+}
+
 static void exchange_nothing(int matrix) {
   static const size_t none[16 * 16];
   if (matrix) told("exchange", by_matrix(NULL, NULL, none, 7, comms[now], streams[0]));
@@ -474,7 +516,7 @@ static void stray(void) {
 }
 
 static void obey(char *line) {
-  char call[64] = "", word[64] = "";
+  char call[64] = "", word[64] = "", form[64] = "";
   int a = 0, b = 0, c = 0, d = 0, e = 0, count = 0, given;
   long n = 0;
   given = sscanf(line, "%63s %d %d %d", call, &a, &b, &c);
@@ -513,6 +555,8 @@ static void obey(char *line) {
     }
   } else if (!strcmp(call, "exchange") && sscanf(line, "%*s %d %ld %d %d", &a, &n, &b, &c) == 4) {
     exchange(a, (size_t)n, b, c);
+  } else if (!strcmp(call, "build") && sscanf(line, "%*s %63s %63s %d %ld %d %d", form, word, &a, &n, &b, &c) == 6) {
+    by_build(form, word, a, (size_t)n, b, c);
   } else if (!strcmp(call, "scale")) {
     void *scalar = read_input(sizes[a]);
     if (b == 0) {

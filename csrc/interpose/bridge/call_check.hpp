@@ -6,17 +6,18 @@
 #include <utility>
 #include <vector>
 
+#include "as_messages.hpp"
 #include "face.hpp"
 #include "group.hpp"
 #include "handles.hpp"
 
 namespace isthmus::bridge {
 
-// A collective of no elements does nothing. A message of no elements does something: the other end waits for the message. A
-// collective of blocks, whose counts are in arrays, may do something too.
+// An operation of no elements does nothing. A message of no elements neither: some builds of PyTorch leave such a message out,
+// others make it, and HCCL's programs may make it at one end alone. A collective of blocks, whose counts are in
+// arrays, may do something.
 inline bool does_nothing(const BridgedCall &o) noexcept {
-  return o.count == 0 && o.send_counts.empty() && o.recv_counts.empty() && o.call != OperationKind::Send &&
-         o.call != OperationKind::Recv && o.call != OperationKind::Barrier;
+  return o.count == 0 && o.send_counts.empty() && o.recv_counts.empty() && o.call != OperationKind::Barrier;
 }
 
 // A face derives its own check from this one, and adds its types and reductions. Usage: one object a call, one function an
@@ -73,16 +74,23 @@ class CallCheck {
   BridgedCall operation;
 
  protected:
-  const char *name() const noexcept { return call_; }               // of the function, for errors
-  bool skips(const BridgedCall &) const noexcept { return false; }  // the vendor makes no such operation
+  const char *name() const noexcept { return call_; }        // of the function, for errors
+  bool blocks_as_messages() const noexcept { return true; }  // what exchanges blocks goes as messages (as_messages.hpp)
 
   // The end of go():
   // 1. The communicator must take operations.
   // 2. An operation that does nothing ends here.
-  // 3. In a group the operation waits for the group's end. Elsewhere it begins now.
+  // 3. What exchanges blocks becomes messages.
+  // 4. In a group the operation waits for the group's end. Elsewhere it begins now.
   Result submit() {
     if (!ready()) return face_.note(code_);
-    if (does_nothing(operation) || self().skips(operation)) return kOk;
+    if (does_nothing(operation)) return kOk;
+    if (exchanges_blocks(operation.call) && self().blocks_as_messages()) {
+      std::vector<BridgedCall> messages;
+      if (const Outcome o = as_messages(operation, self().name(), rank(), size(), messages); !o.ok())
+        return face_.note(face_.failed(self().name(), o));
+      return together(std::move(messages));
+    }
     if (face_.in_group()) {
       face_.pending().operations.emplace_back(comm_, std::move(operation));
       return kOk;
@@ -90,6 +98,17 @@ class CallCheck {
     Outcome o = face_.prepare(*comm_, operation);
     if (o.ok()) o = comm_->run(operation);
     return face_.failed(self().name(), o);
+  }
+  // Begins these operations together: now, or when the group ends. They were checked, and the communicator is ready.
+  Result together(std::vector<BridgedCall> operations) {
+    std::erase_if(operations, [](const BridgedCall &o) { return does_nothing(o); });
+    if (operations.empty()) return kOk;
+    BridgedCalls of_comm, &all = face_.in_group() ? face_.pending().operations : of_comm;
+    for (BridgedCall &o : operations) all.emplace_back(comm_, std::move(o));
+    if (face_.in_group()) return kOk;
+    for (auto &[comm, o] : of_comm)
+      if (const Outcome ready = face_.prepare(*comm, o); !ready.ok()) return face_.failed(self().name(), ready);
+    return face_.failed(self().name(), run_group(of_comm));
   }
   // Whether no argument was wrong, and the communicator takes operations. Tells the program why not.
   bool ready() {

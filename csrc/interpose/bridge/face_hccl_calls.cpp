@@ -91,15 +91,7 @@ class HcclCheck : public CallCheck<HcclCheck> {
   // Sends and receives these messages instead, together.
   Result go_together(std::vector<BridgedCall> operations) {
     for (const BridgedCall &o : operations) check_memory(o);
-    if (!ready()) return note(code_);
-    std::erase_if(operations, [&](const BridgedCall &o) { return skips(o); });
-    if (operations.size() == 1) {
-      operation = std::move(operations[0]);
-      return submit();
-    }
-    BridgedCalls of_comm, &all = in_group() ? face_.pending().operations : of_comm;
-    for (BridgedCall &o : operations) all.emplace_back(comm_, std::move(o));
-    return in_group() ? kSuccess : failed(call_, run_group(of_comm));
+    return ready() ? together(std::move(operations)) : note(code_);
   }
 
  private:
@@ -107,12 +99,8 @@ class HcclCheck : public CallCheck<HcclCheck> {
   void check_memory(const BridgedCall &o) {
     if (good() && lacks_memory(o, rank())) fail(kPointer, "a buffer is NULL");
   }
-  // Between its own ranks HCCL sends no message of no elements, so a program may make such a call at one end alone. Ranks of
-  // other vendors match such a message.
-  bool skips(const BridgedCall &o) const noexcept {
-    return (o.call == Send || o.call == Recv) && o.count == 0 &&
-           comm_->traits().vendors[static_cast<size_t>(o.root)] == door().family[0];
-  }
+  // Ranks of NCCL and RCCL exchange blocks as messages.
+  bool blocks_as_messages() const noexcept { return comm_->traits().vendors.find_first_of("nr") != std::string::npos; }
 
   bool adds_ = false;  // Isthmus adds numbers of the type
 };
