@@ -37,6 +37,7 @@ class Rank:
     lines: list[str] = field(default_factory=list)
     inputs: list[bytes] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
+    unset: list[str] = field(default_factory=list)  # variables that these tests set, and this rank lacks
     code: int | None = None
     printed: str = ""
     logged: str = ""
@@ -83,7 +84,8 @@ def start(
         given = environment(LETTERS[rank.vendor], behind) | {"DEVICE": str(device)}
         words = [str(programs[rank.vendor]), str(number), str(len(ranks)), str(folder)]
         logs = [open(folder / f"{kind}.{number}", "wb") for kind in ("stdout", "stderr")]
-        job.append(subprocess.Popen(words, env=given | rank.environment, stdout=logs[0], stderr=logs[1]))
+        theirs = {name: value for name, value in (given | rank.environment).items() if name not in rank.unset}
+        job.append(subprocess.Popen(words, env=theirs, stdout=logs[0], stderr=logs[1]))
         for log in logs:
             log.close()
     return job

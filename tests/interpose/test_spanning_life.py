@@ -52,16 +52,42 @@ def test_a_call_that_waits_says_that_the_exchange_failed(
     )
 
 
-def test_an_abort_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
-    ranks = fleet("na")
+@pytest.mark.parametrize("vendors", ["na", "an"])
+def test_an_abort_of_a_rank_that_has_ended_its_operations_lets_the_others_end_theirs(
+    vendors: str, scripted: dict[str, Path]
+) -> None:
+    """So PyTorch up to 2.5 ends a good run. Rank 1 aborts while the stream of rank 0 is held up before the last operation;
+    rank 0 aborts when that has ended. A later operation with a rank that has aborted fails, and names it.
+    """
+    ranks = fleet(vendors)
     sums(ranks, "init", after=())
-    ranks[0].say("touch ready", "poll 0", "destroy")
-    ranks[1].say("expect ready", "abort", "ask", "abort")
-    run(ranks, scripted, tmp_path)
-    assert ranks[0].code == ranks[1].code == 0
-    assert " state: 6, " in ranks[0].printed and "the program called abort" in ranks[0].printed, ranks[0].printed
+    last = "broadcast 7 0 5 1 0 0"
+    ranks[0].say("all_reduce 7 0 5 0 0 0", "wait", "hold 0", last, "touch held", "expect aborted", "release", "wait")
+    ranks[0].say("all_reduce 7 0 5 0 0 0", "poll 0", "destroy")
+    ranks[1].say("all_reduce 7 0 5 0 0 0", "wait", "expect held", last, "wait", "abort", "ask", "abort", "touch aborted")
+    for number, rank in enumerate(ranks):
+        rank.inputs += [given(number), given(number), *([given(number)] if number == 0 else [])]
+    run(ranks, scripted)
+    assert ranks[0].code == ranks[1].code == 0, ranks[0].logged + ranks[1].logged
+    assert ranks[0].output == summed(2) * 2 + given(1)
+    assert " state: 6, " in ranks[0].printed.splitlines()[0] and "rank 1" in ranks[0].printed, ranks[0].printed
     told = ranks[1].printed.splitlines()
     assert all("was destroyed or aborted" in line for line in (told[0], told[1], told[2], told[-1])), told
+
+
+@pytest.mark.everything
+def test_an_operation_has_no_deadline_where_the_program_sets_none(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """Rank 1 comes to it when Isthmus' own deadline, which is ISTHMUS_TIMEOUT's default, has long passed."""
+    default = 300
+    ranks = fleet("na")
+    ranks[0].say("id", "init", "all_reduce 7 0 5 0 0 0", "touch begun", "wait", "destroy")
+    ranks[1].say("init", "expect begun", f"sleep {(default + 20) * 1000}", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+    for number, rank in enumerate(ranks):
+        rank.unset.append("ISTHMUS_TIMEOUT")
+        rank.inputs.append(given(number))
+    run(ranks, scripted, tmp_path, seconds=default + 200)
+    check(ranks)
+    assert all(rank.output == summed(2) for rank in ranks)
 
 
 @pytest.mark.parametrize("vendors", ["na", "an"])

@@ -1,6 +1,7 @@
 #include "comm.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <utility>
 
@@ -20,6 +21,8 @@ int exchange(void *context, const void *send, void *recv, size_t bytes) {
 }
 
 const uint64_t *data(const std::vector<uint64_t> &v) { return v.empty() ? nullptr : v.data(); }
+
+constexpr double kNoDeadline = 1e9;  // seconds: the longest that Isthmus takes
 
 }  // namespace
 
@@ -100,6 +103,8 @@ Outcome OperationGroup::join_streams() const {
 
 Outcome OperationGroup::launch() {
   if (!open_) return {};
+  std::deque<Comm::InCall> in_calls;
+  for (const Part &part : parts_) in_calls.emplace_back(*part.comm);
   if (Outcome o = join_streams(); !o.ok()) return o;  // the destructor gives up the group
   open_ = false;
   isthmus_work_t handle = nullptr;
@@ -172,6 +177,8 @@ Comm::~Comm() {
 }
 
 void Comm::settle(isthmus_comm_t comm, Outcome outcome) {
+  // Behind a door the deadlines of operations are the program's: NCCL has none, and PyTorch has a watchdog.
+  if (comm && !std::getenv("ISTHMUS_TIMEOUT")) isthmus_comm_set_timeout(comm, kNoDeadline);
   std::unique_lock lock(mutex_);
   starting_ = false;
   failure_ = std::move(outcome);
@@ -243,6 +250,7 @@ Outcome Comm::run(const BridgedCall &operation) {
   isthmus_comm_t comm = get();
   if (!comm)
     if (Outcome o = status(); !o.ok()) return o;
+  const InCall in_call(*this);
   isthmus_work_t work = nullptr;
   Outcome o = submit(comm, operation, operation.call == OperationKind::Barrier ? nullptr : &work);
   if (!o.ok()) return o;
@@ -301,7 +309,15 @@ void Comm::abort() {
     works.swap(works_);
     comm = std::exchange(comm_, nullptr);
   }
-  if (comm) isthmus_comm_abort(comm, "the program called abort");
+  // The program may have waited for its stream alone, and the end of an operation comes a moment behind that.
+  constexpr double kGraceSeconds = 2;
+  using Clock = std::chrono::steady_clock;
+  const auto until = Clock::now() + std::chrono::duration<double>(kGraceSeconds);
+  const auto ended = [&](const auto &work) {
+    return work->over_within(std::chrono::duration<double>(until - Clock::now()).count());
+  };
+  const bool quiet = in_calls_ == 0 && std::all_of(works.begin(), works.end(), ended);
+  if (comm && !quiet) isthmus_comm_abort(comm, "the program called abort");
   works.clear();
   traits_.local_ranks->leave([comm] { isthmus_comm_destroy(comm); });
 }

@@ -76,6 +76,11 @@ class LaunchedWork {
   bool over() const { return !work_ || isthmus_work_test(work_) != ISTHMUS_IN_PROGRESS; }
   Outcome outcome_now() const { return work_ ? outcome(isthmus_work_test(work_)) : Outcome{}; }
   Outcome wait() const { return work_ ? outcome(isthmus_work_wait(work_, 0)) : Outcome{}; }
+  // Whether it is over within so many seconds.
+  bool over_within(double seconds) const {
+    if (work_ && seconds > 0) isthmus_work_wait(work_, seconds);
+    return over();
+  }
 
  private:
   isthmus_work_t work_;
@@ -141,6 +146,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Outcome open();                             // whether the communicator takes operations
   Outcome finalize();                         // waits for all operations that were begun
   Outcome destroy();                          // waits likewise
+  // Ends the communicator of this rank, now. Where this rank has ended all that it has begun, the other ranks hear of it as of a
+  // destroy: what they have in flight ends well, and later operations with this rank fail. Programs end a good run like that
+  // (PyTorch up to 2.5). Where something of this rank's is pending, it fails, and so does the communicator on all ranks.
   void abort();
   void note(std::shared_ptr<LaunchedWork> work);
   // What the call that has just begun the work can say of the work. Where calls wait for the exchange: how the exchange ended.
@@ -150,6 +158,18 @@ class Comm : public std::enable_shared_from_this<Comm> {
   bool find(int number, Factor &factor);
   bool remove(int number);
   int next_part() { return parts_++; }  // the number of a call that makes parts: the same on all ranks
+
+  // A thread is in a call that begins work of the communicator, from here to the end of the block.
+  class InCall {
+   public:
+    explicit InCall(Comm &comm) noexcept : comm_(comm) { comm_.in_calls_.fetch_add(1); }
+    ~InCall() { comm_.in_calls_.fetch_sub(1); }
+    InCall(const InCall &) = delete;
+    InCall &operator=(const InCall &) = delete;
+
+   private:
+    Comm &comm_;
+  };
 
  private:
   void settle(isthmus_comm_t comm, Outcome outcome);
@@ -163,6 +183,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::deque<std::shared_ptr<LaunchedWork>> works_;             // under mutex_; in the order of their calls
   std::map<int, Factor> factors_;                               // under mutex_
   int next_factor_ = 0;                                         // under mutex_
+  std::atomic<int> in_calls_{0};
   std::atomic<int> parts_{0};
   std::atomic<int> blocks_{-1};  // -1: not known yet
 };
