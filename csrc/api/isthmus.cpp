@@ -540,6 +540,14 @@ isthmus_result isthmus_comm_dump(isthmus_comm_t comm, char **json) {
   });
 }
 
+isthmus_result isthmus_setting_default(const char *name, const char *value) {
+  return guarded([&] {
+    if (!name || !value) i::fail(Code::Argument, "setting_default: name and value must not be NULL");
+    i::Settings::set_default(name, value);
+    return ISTHMUS_OK;
+  });
+}
+
 isthmus_result isthmus_settings(char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "settings: json must not be NULL");

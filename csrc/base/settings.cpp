@@ -5,6 +5,8 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -65,7 +67,9 @@ constexpr SettingRow kSettings[] = {
      "interval of heartbeats between processes; a peer on another host whose network acknowledges none of 100 is lost",
      true},
     {Setting::Interface, "ISTHMUS_INTERFACE", K::Text, "", 0, 0, "", false,
-     "network interface or address to listen on; empty: the one that routes to the rendezvous address", true},
+     "network interfaces or addresses to listen on, separated by commas, the best first; empty: the one that routes to the "
+     "rendezvous address, else that of the default route and all others that are up",
+     true},
     {Setting::Interpose, "ISTHMUS_INTERPOSE", K::Choice, "auto", 0, 0, "auto|nccl|rccl|hccl", false,
      "whose front door `isthmus run --interpose` and `import isthmus.interpose` take; auto: that of the library which the "
      "program or the installed packages use, else of what this machine has",
@@ -221,6 +225,14 @@ Settings::Settings() {
   }
 }
 
+namespace {
+
+// What the process has set. A map stays as it is, and for good: another thread may read it, and a forked child has it as well.
+using Defaults = std::map<std::string, std::string>;
+std::atomic<const Defaults *> the_defaults{nullptr};
+
+}  // namespace
+
 void Settings::set(std::string_view name, std::string_view value) {
   std::string full = full_name(name);
   if (const FormerName *known = former_name(full)) {
@@ -285,8 +297,21 @@ void Settings::set(std::string_view name, std::string_view value) {
   values_[static_cast<int>(row->id)] = std::move(v);
 }
 
+void Settings::set_default(std::string_view name, std::string_view value) {
+  Settings().set(name, value);  // throws
+  const Defaults *known = the_defaults.load(std::memory_order_acquire);
+  for (;;) {
+    auto next = known ? std::make_unique<Defaults>(*known) : std::make_unique<Defaults>();
+    next->insert_or_assign(std::string(name), std::string(value));
+    if (the_defaults.compare_exchange_weak(known, next.get(), std::memory_order_acq_rel)) return (void)next.release();
+  }
+}
+
 Settings Settings::from_environment() {
   Settings s;
+  if (const Defaults *defaults = the_defaults.load(std::memory_order_acquire))
+    for (const auto &[name, value] : *defaults) s.set(name, value);
+  for (Value &v : s.values_) v.given = false;
   for (const bool former : {true, false})  // where a setting is given under both names, the name of today counts
     for (char **e = environ; e && *e; ++e) {
       const std::string_view entry = *e;

@@ -77,6 +77,8 @@ std::span<const SettingRow> setting_rows() noexcept;
 class Settings {
  public:
   Settings();  // the defaults
+  // From now on the default of a setting, for all of this process. Throws Error(Config).
+  static void set_default(std::string_view name, std::string_view value);
   // Defaults overlaid by the environment. Throws Error(Config): unknown ISTHMUS_* name (with the nearest known one), bad value.
   static Settings from_environment();
   // "NAME=value;NAME=value", NAME with or without "ISTHMUS_". Throws Error(Config).

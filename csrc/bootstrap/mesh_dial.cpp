@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 
 #include "base/error.hpp"
 #include "bootstrap/control_wire.hpp"
 #include "bootstrap/host.hpp"
-#include "net/handshake.hpp"
 #include "net/socket.hpp"
 #include "net/wait.hpp"
 
@@ -23,6 +23,12 @@ Deadline at_most(Deadline deadline, double seconds) {
   return Deadline::at_ns(std::min(deadline.ns(), Deadline(seconds).ns()));
 }
 
+std::vector<net::Address> numeric_addresses(const std::vector<std::string> &texts) {
+  std::vector<net::Address> out;
+  for (const std::string &text : texts) out.push_back(net::numeric_address(text));
+  return out;
+}
+
 }  // namespace
 
 bool Dialer::gone(const Endpoint &e) const {
@@ -32,6 +38,25 @@ bool Dialer::gone(const Endpoint &e) const {
   for (const std::string &text : e.tcp)
     if (net::connect_tcp(net::numeric_address(text), Deadline(0.1), fd) != ECONNREFUSED) return false;
   return local || !e.tcp.empty();
+}
+
+bool Dialer::connect_as(const Endpoint &e, net::ConnectRace &race, const Bytes16 &key, net::Hello hello, Deadline deadline,
+                        UniqueFd &fd, size_t &which) const {
+  hello.process = self_.process;
+  std::optional<Error> trouble;
+  const Deadline connected = at_most(deadline, kConnectSeconds);
+  while (race.next(connected, fd, which)) {
+    try {
+      if (net::dial(fd.get(), hello, key, process_text(e), at_most(deadline, kAttemptSeconds)).process == e.process)
+        return true;
+      fail(Code::PeerLost, "another process answers at {}", race.address(which).text());
+    } catch (const Error &error) {
+      if (error.code() != Code::PeerLost && error.code() != Code::Timeout && error.code() != Code::Auth) throw;
+      if (!trouble || error.code() == Code::Auth) trouble = error;
+    }
+  }
+  if (trouble) throw Error(*trouble);
+  return false;
 }
 
 Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline) const {
@@ -51,27 +76,20 @@ Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline
       else if ((absent = error == ECONNREFUSED)) unshared = "its socket is not on this host, whatever it says of itself";
       else if (local) unshared = system_text("Unix socket", error);
       last = unshared;
-      size_t refusals = 0;
-      for (const std::string &text : e.tcp) {
-        const int tcp_error = net::connect_tcp(net::numeric_address(text), at_most(deadline, kConnectSeconds), fd);
-        if (tcp_error != 0) {
-          last = system_text(text.c_str(), tcp_error);
-          refusals += tcp_error == ECONNREFUSED ? 1 : 0;
-          continue;
-        }
-        net::Hello hello;
-        hello.process = self_.process;
-        const Deadline attempt = at_most(deadline, kAttemptSeconds);
-        if (net::dial(fd.get(), hello, key, process_text(e), attempt).process != e.process)
-          fail(Code::PeerLost, "another process answers at {}", text);
+      net::ConnectRace race(numeric_addresses(e.tcp));
+      size_t which = 0;
+      if (connect_as(e, race, key, {}, deadline, fd, which)) {
         net::ByteVector message;
         net::append_frame(message, static_cast<uint16_t>(Own::Intro), encode(Intro{0, self_}));
-        if (net::send_all(fd.get(), message, attempt) != net::Io::Ok) fail(Code::PeerLost, "{} closed the connection", text);
-        PeerArena none;
-        none.why = unshared;
-        return {std::move(fd), e, false, std::move(none), net::FrameReader()};
+        if (net::send_all(fd.get(), message, at_most(deadline, kAttemptSeconds)) != net::Io::Ok)
+          fail(Code::PeerLost, "{} closed the connection", e.tcp[which]);
+        Arrival made{std::move(fd), e, false, {}, net::FrameReader()};
+        made.arena.why = unshared;
+        std::swap(made.endpoint.tcp.front(), made.endpoint.tcp[which]);  // data goes the same way
+        return made;
       }
-      refused = refusals == e.tcp.size();
+      last = race.why();
+      refused = race.all_refused();
     } catch (const Error &error) {
       refused = absent && error.code() == Code::PeerLost;  // another process has the peer's port
       // A refused key explains more than the end of the time.
@@ -138,29 +156,22 @@ std::vector<UniqueFd> Dialer::data(const Peer &peer, const Bytes16 &key, int str
   std::vector<UniqueFd> out;
   std::string last;
   while (out.size() < static_cast<size_t>(streams)) {
-    UniqueFd fd;
-    for (const std::string &text : e.tcp) {
-      const int error = net::connect_tcp(net::numeric_address(text), at_most(deadline, kConnectSeconds), fd);
-      if (error == 0) break;
-      last = system_text(text.c_str(), error);
-    }
     try {
-      if (fd) {
-        net::Hello hello;
-        hello.process = self_.process;
-        hello.role = net::Role::Data;
-        hello.index = static_cast<uint32_t>(out.size());
-        hello.count = static_cast<uint32_t>(streams);
-        const Deadline attempt = at_most(deadline, kAttemptSeconds);
-        if (net::dial(fd.get(), hello, key, process_text(e), attempt).process != e.process)
-          fail(Code::PeerLost, "another process answers for {}", process_text(e));
+      net::Hello hello;
+      hello.role = net::Role::Data;
+      hello.index = static_cast<uint32_t>(out.size());
+      hello.count = static_cast<uint32_t>(streams);
+      net::ConnectRace race(numeric_addresses(e.tcp));
+      UniqueFd fd;
+      if (size_t which = 0; connect_as(e, race, key, hello, deadline, fd, which)) {
         net::ByteVector ready;
         net::append_frame(ready, static_cast<uint16_t>(Own::Ready), {});
-        if (net::send_all(fd.get(), ready, attempt) != net::Io::Ok)
+        if (net::send_all(fd.get(), ready, at_most(deadline, kAttemptSeconds)) != net::Io::Ok)
           fail(Code::PeerLost, "{} closed the connection", process_text(e));
         out.push_back(std::move(fd));
         continue;
       }
+      last = race.why();
     } catch (const Error &error) {
       if (error.code() != Code::PeerLost && error.code() != Code::Timeout) throw;
       last = error.text();

@@ -14,7 +14,9 @@
 
 #include "bootstrap/arena_offer.hpp"
 #include "bootstrap/mesh.hpp"
+#include "net/connect_race.hpp"
 #include "net/frame.hpp"
+#include "net/handshake.hpp"
 
 namespace isthmus::bootstrap {
 
@@ -39,6 +41,10 @@ class Dialer {
   bool gone(const Endpoint &e) const;  // nobody listens at the endpoint any more
 
  private:
+  // The next connection of the race that proves to be the endpoint's process. False: none is left. Throws Error where another process
+  // answered, and none of the addresses was the endpoint's.
+  bool connect_as(const Endpoint &e, net::ConnectRace &race, const Bytes16 &key, net::Hello hello, Deadline deadline,
+                  UniqueFd &fd, size_t &which) const;
   Arrival local(const Endpoint &e, const Bytes16 &key, UniqueFd fd, Deadline deadline) const;
 
   const Endpoint &self_;

@@ -152,6 +152,7 @@ std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int
 
 void create_unique_id(const Settings &settings, std::span<std::byte, 128> id) {
   std::vector<UniqueFd> listeners = listen_reachable(settings, "unique id");
+  if (listeners.size() > kMaxIdAddresses) listeners.erase(listeners.begin() + kMaxIdAddresses, listeners.end());
   UniqueId u;
   u.key = net::random16();
   for (const UniqueFd &fd : listeners) u.addresses.push_back(net::local_address(fd.get()).text());

@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <cerrno>
 #include <optional>
 
 #include "bootstrap/host.hpp"
 #include "bootstrap/rendezvous_wire.hpp"
 #include "bootstrap/tcp_rendezvous.hpp"
+#include "net/connect_race.hpp"
 #include "net/handshake.hpp"
 #include "net/socket.hpp"
 #include "net/wait.hpp"
@@ -91,49 +93,53 @@ class RendezvousClient final : public Exchange {
     }
   }
 
-  // Tries each of the addresses: an address that is somebody else's does not hide the next. `refused` falls where something else than a
-  // refusal came.
+  // Tries the addresses side by side. An address that is somebody else's does not hide the others. `refused` falls where something else
+  // than a refusal came.
   bool attempt(Deadline deadline, std::string &last, bool &refused) {
-    std::optional<Error> trouble;
+    std::vector<net::Address> all;
+    std::vector<const std::string *> texts;
     for (const std::string &text : addresses_) {
       const net::HostPort hp = net::split_host_port(text);
       for (const net::Address &address : net::resolve(hp.host, hp.port)) {
-        try {
-          if (!attempt(text, address, deadline, last, refused)) continue;
-          return true;
-        } catch (const net::KeyError &e) {
-          refused = false;
-          other_key_ = job_ != Bytes16{} && e.job() == job_;
-          if (other_key_)
-            fail(Code::Auth, "{} at {} has another ISTHMUS_JOB_KEY than this rank; give all ranks of the job the same one",
-                 root_, address.text());
-          trouble = e;
-        } catch (const Error &e) {
-          refused = false;
-          if (e.code() == Code::Mismatch) throw;
-          if (!trouble || e.code() == Code::Auth) trouble = e;
-        }
+        all.push_back(address);
+        texts.push_back(&text);
+      }
+    }
+    const Deadline soon = Deadline::at_ns(std::min(deadline.ns(), Deadline(kConnectSeconds).ns()));
+    const Deadline greeted = all.size() > 1 ? soon : deadline;
+    net::ConnectRace race(std::move(all));
+    std::optional<Error> trouble;
+    UniqueFd fd;
+    for (size_t which = 0; race.next(soon, fd, which);) {
+      refused = false;
+      try {
+        if (!greet(std::move(fd), race.address(which), greeted, deadline, last)) continue;
+        where_ = *texts[which];
+        return true;
+      } catch (const net::KeyError &e) {
+        other_key_ = job_ != Bytes16{} && e.job() == job_;
+        if (other_key_)
+          fail(Code::Auth, "{} at {} has another ISTHMUS_JOB_KEY than this rank; give all ranks of the job the same one",
+               root_, race.address(which).text());
+        trouble = e;
+      } catch (const Error &e) {
+        if (e.code() == Code::Mismatch) throw;
+        if (!trouble || e.code() == Code::Auth) trouble = e;
       }
     }
     if (trouble) throw Error(*trouble);
+    refused &= race.all_refused();
+    if (const std::string why = race.why(); !why.empty()) last = why;
     return false;
   }
 
-  bool attempt(const std::string &text, const net::Address &address, Deadline deadline, std::string &last, bool &refused) {
-    const Deadline short_one(kConnectSeconds), soon = short_one.ns() < deadline.ns() ? short_one : deadline;
-    UniqueFd fd;
-    if (const int error = net::connect_tcp(address, soon, fd); error != 0) {
-      refused &= error == ECONNREFUSED;
-      last = system_text(address.text().c_str(), error);
-      return false;
-    }
-    refused = false;
+  bool greet(UniqueFd fd, const net::Address &address, Deadline greeted, Deadline deadline, std::string &last) {
     net::Hello hello;
     hello.role = net::Role::Rendezvous;
     hello.index = static_cast<uint32_t>(rank_);
     hello.count = static_cast<uint32_t>(world_);
     hello.process = rendezvous_process();
-    net::dial(fd.get(), hello, key_, formatted("{} at {}", root_, address.text()), addresses_.size() > 1 ? soon : deadline);
+    net::dial(fd.get(), hello, key_, formatted("{} at {}", root_, address.text()), greeted);
     net::ByteVector message;
     append_join(message, {::getpid(), host_name()});
     if (net::send_all(fd.get(), message, deadline) != net::Io::Ok) {
@@ -141,7 +147,6 @@ class RendezvousClient final : public Exchange {
       return false;
     }
     fd_ = std::move(fd);
-    where_ = text;
     return true;
   }
 

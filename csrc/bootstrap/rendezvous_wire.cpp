@@ -12,7 +12,7 @@ namespace isthmus::bootstrap {
 namespace {
 
 constexpr uint64_t kIdMagic = 0x44495355'4d485349;  // "ISHMUSID"
-constexpr size_t kMaxFailureText = 8192, kIdBody = 120, kMaxIdAddresses = 4;
+constexpr size_t kMaxFailureText = 8192, kIdBody = 120;
 
 uint64_t id_checksum(std::span<const std::byte> body) {
   const Bytes16 h = net::siphash128({}, body);

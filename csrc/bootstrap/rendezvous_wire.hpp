@@ -14,6 +14,7 @@ namespace isthmus::bootstrap {
 
 inline constexpr size_t kMaxBlob = 1024 * 1024;
 inline constexpr size_t kMaxRendezvousBody = kMaxBlob + 16;
+inline constexpr size_t kMaxIdAddresses = 4;  // for so many a unique id has room
 
 enum class Meet : uint16_t { Join = 1, Contribution, GiveUp, Result, Failure, Again };
 

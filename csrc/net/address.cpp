@@ -52,6 +52,12 @@ struct Interface {
   std::string name;
   Address address;
   bool loopback = false;
+
+  // A bridge of containers or virtual machines, or one end of a container's cable.
+  bool of_containers() const noexcept {
+    constexpr std::string_view kNames[] = {"docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "lxc"};
+    return std::any_of(std::begin(kNames), std::end(kNames), [&](std::string_view n) { return name.starts_with(n); });
+  }
 };
 
 std::vector<Interface> interfaces() {
@@ -61,16 +67,20 @@ std::vector<Interface> interfaces() {
   std::vector<Interface> out;
   for (const ifaddrs *i = found; i; i = i->ifa_next) {
     if (!i->ifa_addr || !(i->ifa_flags & IFF_UP)) continue;
-    const bool loopback = (i->ifa_flags & IFF_LOOPBACK) != 0;
-    if (i->ifa_addr->sa_family == AF_INET) out.push_back({i->ifa_name, Address(i->ifa_addr, sizeof(sockaddr_in)), loopback});
-    if (i->ifa_addr->sa_family == AF_INET6)
-      out.push_back({i->ifa_name, Address(i->ifa_addr, sizeof(sockaddr_in6)), loopback});
+    const int family = i->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const Address address(i->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    out.push_back({i->ifa_name, address, (i->ifa_flags & IFF_LOOPBACK) != 0});
   }
   return out;
 }
 
-std::vector<Address> of_interface(const std::string &interface) {
-  const auto all = interfaces();
+void add_new(std::vector<Address> &out, const Address &a) {
+  if (std::none_of(out.begin(), out.end(), [&](const Address &b) { return b.same_host(a); })) out.push_back(a);
+}
+
+// Of one name or address. Empty: this host has none such that is up.
+std::vector<Address> of_interface(const std::string &interface, const std::vector<Interface> &all) {
   std::vector<Address> out;
   int error = 0;
   const auto literal = lookup(interface, 0, AI_NUMERICHOST, error);
@@ -82,18 +92,54 @@ std::vector<Address> of_interface(const std::string &interface) {
   });
   if (literal.empty() && std::any_of(out.begin(), out.end(), [](const Address &a) { return !a.link_local(); }))
     std::erase_if(out, [](const Address &a) { return a.link_local(); });
-  if (out.size() > 4) out.resize(4);
-  if (out.empty()) {
-    std::string list;
-    for (const auto &i : all) list += formatted("{}{} ({})", list.empty() ? "" : ", ", i.name, i.address.host());
-    fail(Code::Config, "ISTHMUS_INTERFACE={}: this host has no such interface or address that is up; it has {}", interface,
-         list.empty() ? "none" : list);
-  }
   return out;
 }
 
-void add_new(std::vector<Address> &out, const Address &a) {
-  if (std::none_of(out.begin(), out.end(), [&](const Address &b) { return b.same_host(a); })) out.push_back(a);
+std::vector<Address> of_interfaces(const std::string &names) {
+  const auto all = interfaces();
+  std::vector<Address> out;
+  for (size_t at = 0; at <= names.size();) {
+    const size_t end = std::min(names.find(',', at), names.size());
+    if (end > at)
+      for (const Address &a : of_interface(names.substr(at, end - at), all)) add_new(out, a);
+    at = end + 1;
+  }
+  if (!out.empty()) return out;
+  std::string list;
+  for (const auto &i : all) list += formatted("{}{} ({})", list.empty() ? "" : ", ", i.name, i.address.host());
+  fail(Code::Config, "ISTHMUS_INTERFACE={}: this host has no such interface or address that is up; it has {}", names,
+       list.empty() ? "none" : list);
+}
+
+// Those that lead to the hint.
+std::vector<Address> on_route_to(const std::string &hint) {
+  int error = 0;
+  auto targets = lookup(hint, 0, AI_NUMERICHOST, error);  // a bare IPv6 address has colons as well
+  if (targets.empty()) {
+    const bool with_port = hint.find(':') != std::string::npos;
+    targets = resolve(with_port ? split_host_port(hint).host : hint, 0);
+  }
+  std::vector<Address> out;
+  Address source;
+  for (const Address &t : targets)
+    if (source_address(t, source)) add_new(out, source);
+  if (out.empty()) fail(Code::Config, "no route from this host to {}; check the address, or set ISTHMUS_INTERFACE", hint);
+  return out;
+}
+
+std::vector<Address> everywhere() {
+  std::vector<Address> out;
+  Address source;
+  for (const char *anywhere :
+       {"192.0.2.1:9", "[2001:db8::1]:9"})  // networks for documentation: only the default route leads there
+    if (source_address(numeric_address(anywhere), source)) add_new(out, source);
+  const auto all = interfaces();
+  for (const int family : {AF_INET, AF_INET6})
+    for (const Interface &i : all)
+      if (i.address.family() == family && !i.loopback && !i.address.link_local() && !i.of_containers())
+        add_new(out, i.address);
+  if (out.empty()) out.push_back(numeric_address("127.0.0.1:9").with_port(0));
+  return out;
 }
 
 }  // namespace
@@ -182,31 +228,10 @@ std::vector<Address> resolve(const std::string &host, uint16_t port) {
 }
 
 std::vector<Address> local_addresses(const std::string &interface, const std::string &route_hint) {
-  if (!interface.empty()) return of_interface(interface);
-  std::vector<Address> out;
-  Address source;
-  if (!route_hint.empty()) {
-    int error = 0;
-    auto targets = lookup(route_hint, 0, AI_NUMERICHOST, error);  // a bare IPv6 address has colons as well
-    if (targets.empty()) {
-      const bool with_port = route_hint.find(':') != std::string::npos;
-      targets = resolve(with_port ? split_host_port(route_hint).host : route_hint, 0);
-    }
-    for (const Address &t : targets)
-      if (source_address(t, source)) add_new(out, source);
-    if (out.empty())
-      fail(Code::Config, "no route from this host to {}; check the address, or set ISTHMUS_INTERFACE", route_hint);
-  } else {
-    for (const char *anywhere :
-         {"192.0.2.1:9", "[2001:db8::1]:9"})  // networks for documentation: only the default route leads there
-      if (source_address(numeric_address(anywhere), source)) add_new(out, source);
-    if (out.empty())  // a cluster's own network may have no way out
-      for (const int family : {AF_INET, AF_INET6})
-        for (const Interface &i : interfaces())
-          if (i.address.family() == family && !i.loopback && !i.address.link_local()) add_new(out, i.address);
-    if (out.empty()) out.push_back(numeric_address("127.0.0.1:9").with_port(0));
-  }
-  if (out.size() > 4) out.resize(4);
+  std::vector<Address> out = !interface.empty()    ? of_interfaces(interface)
+                             : !route_hint.empty() ? on_route_to(route_hint)
+                                                   : everywhere();
+  if (out.size() > kMostAddresses) out.resize(kMostAddresses);
   return out;
 }
 

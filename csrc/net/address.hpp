@@ -41,11 +41,14 @@ HostPort split_host_port(std::string_view text);  // "host:port", "[::1]:port"; 
 Address numeric_address(std::string_view text);
 std::vector<Address> resolve(const std::string &host, uint16_t port);  // never empty; throws Error(System), Error(Argument)
 
-// The addresses of this host (port 0) that peers can reach: at most four, best first. The first of these that is given decides:
-//   1. `interface` (ISTHMUS_INTERFACE): an interface's name, or one address.
+inline constexpr size_t kMostAddresses = 8;  // of one host
+
+// The addresses of this host (port 0) that peers can reach: at most kMostAddresses, best first. The first of these that is given decides:
+//   1. `interface` (ISTHMUS_INTERFACE): names of interfaces and addresses, separated by commas. Names that this host lacks are left out.
 //   2. `route_hint` ("host" or "host:port"): the interface that routes to that host.
-//   3. The default route, else all interfaces that are up, else loopback.
-// Throws Error(Config) that names the interfaces there are.
+//   3. The default route, and behind it all interfaces that are up, IPv4 first. Bridges of containers and virtual machines are left out,
+//      because their addresses are alike on all hosts. Where nothing is left: loopback.
+// Throws Error(Config) that names the interfaces there are, where none of `interface` is one.
 std::vector<Address> local_addresses(const std::string &interface, const std::string &route_hint);
 
 // The name of the interface of this host that has the address ("10.0.0.1:80", "[fe80::1%eth0]:80"). Empty: no interface that is up has

@@ -42,16 +42,6 @@ sockaddr_un unix_address(const std::string &name, socklen_t &length) {
   return a;
 }
 
-int finish_connect(UniqueFd fd, Deadline deadline, UniqueFd &out) {
-  const short events = wait_events(fd.get(), POLLOUT, deadline);
-  if (events == 0) return ETIMEDOUT;
-  int error = 0;
-  socklen_t n = sizeof error;
-  if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &n) != 0) return errno;
-  if (error == 0) out = std::move(fd);
-  return error;
-}
-
 bool again(int error) noexcept { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 // 0 or an errno. `bound`: the address was free, so EADDRINUSE came from listen().
@@ -132,20 +122,32 @@ void limit_unacknowledged(int fd, int ms) noexcept {
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
 }
 
-int connect_tcp(const Address &address, Deadline deadline, UniqueFd &out) {
+int begin_connect_tcp(const Address &address, UniqueFd &out) {
   UniqueFd fd = new_socket(address.family());
   if (!fd) return errno;
   set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);
-  if (::connect(fd.get(), address.raw(), address.length()) != 0) {
-    if (errno != EINPROGRESS) return errno;
-    const int error = finish_connect(std::move(fd), deadline, fd);
-    if (error != 0) return error;
-  }
-  // Where nobody listens at a port of the ephemeral range, TCP may connect a socket to itself.
-  const Address self = local_address(fd.get());
-  if (self.port() == address.port() && self.same_host(address)) return ECONNREFUSED;
+  if (::connect(fd.get(), address.raw(), address.length()) != 0 && errno != EINPROGRESS) return errno;
   out = std::move(fd);
   return 0;
+}
+
+int end_connect_tcp(const Address &address, int fd) {
+  int error = 0;
+  socklen_t n = sizeof error;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &n) != 0) return errno;
+  if (error != 0) return error;
+  // Where nobody listens at a port of the ephemeral range, TCP may connect a socket to itself.
+  const Address self = local_address(fd);
+  return self.port() == address.port() && self.same_host(address) ? ECONNREFUSED : 0;
+}
+
+int connect_tcp(const Address &address, Deadline deadline, UniqueFd &out) {
+  UniqueFd fd;
+  if (const int error = begin_connect_tcp(address, fd); error != 0) return error;
+  if (wait_events(fd.get(), POLLOUT, deadline) == 0) return ETIMEDOUT;
+  const int error = end_connect_tcp(address, fd.get());
+  if (error == 0) out = std::move(fd);
+  return error;
 }
 
 int connect_unix(const std::string &name, Deadline deadline, UniqueFd &out) {

@@ -28,6 +28,9 @@ void limit_unacknowledged(int fd, int ms) noexcept;
 
 // One attempt to connect. 0 or an errno (ETIMEDOUT at the deadline).
 int connect_tcp(const Address &address, Deadline deadline, UniqueFd &out);
+// The same in two steps, without a wait: when `out` has POLLOUT, the second step says what became of the attempt. 0 or an errno.
+int begin_connect_tcp(const Address &address, UniqueFd &out);
+int end_connect_tcp(const Address &address, int fd);
 int connect_unix(const std::string &name, Deadline deadline, UniqueFd &out);
 UniqueFd accept_client(int listener, std::string &from, int &error);  // empty with error 0: nobody is waiting
 

@@ -319,6 +319,20 @@ TEST(Settings, TheEnvironmentIsReadAndWhatIsNoSettingIsAnError) {
   }
 }
 
+TEST(Settings, AProcessMayHaveADefaultOfItsOwnBehindTheEnvironment) {
+  Settings::set_default("ISTHMUS_INTERFACE", "eth7");
+  const Settings s = Settings::from_environment();
+  EXPECT_EQ(s.text(Setting::Interface), "eth7");
+  EXPECT_FALSE(s.is_set(Setting::Interface)) << "nobody has asked for it";
+  {
+    const Variable a("ISTHMUS_INTERFACE", "lo");
+    EXPECT_EQ(Settings::from_environment().text(Setting::Interface), "lo");
+  }
+  EXPECT_TRUE(contains(refused([] { Settings::set_default("TIMEOUT", "soon"); }), "ISTHMUS_TIMEOUT=soon"));
+  Settings::set_default("ISTHMUS_INTERFACE", "");
+  EXPECT_EQ(Settings::from_environment().text(Setting::Interface), "");
+}
+
 TEST(Settings, AgreedTextIsEqualWhereWhatIsMeantIsEqualAndDiffersInEachAgreedRow) {
   const std::string defaults = Settings().agreed_text();
   Settings same;  // the defaults without their suffixes

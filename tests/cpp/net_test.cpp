@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "net/connect_race.hpp"
 #include "net/fork_guard.hpp"
 #include "net/frame.hpp"
 #include "net/handshake.hpp"
@@ -246,12 +247,70 @@ TEST(Address, ChoosesTheInterfaceThatRoutes) {
   EXPECT_FALSE(local_addresses("", "").empty());
   EXPECT_TRUE(local_addresses("lo", "").at(0).loopback());
   EXPECT_EQ(local_addresses("127.0.0.1", "").at(0).host(), "127.0.0.1");
+  const auto several = local_addresses("nosuch,::1,127.0.0.1,lo,", "");  // each once, in the order of the list
+  ASSERT_EQ(several.size(), 2u);
+  EXPECT_EQ(several[0].host(), "::1");
+  EXPECT_EQ(several[1].host(), "127.0.0.1");
+  EXPECT_LE(local_addresses("", "").size(), kMostAddresses);
   EXPECT_EQ(error_of([] { local_addresses("0.0.0.0", ""); }).code, Code::Config);
   const Status s = error_of([] { local_addresses("nosuch", ""); });
   EXPECT_EQ(s.code, Code::Config);
   EXPECT_TRUE(contains(s.text, "lo (127.0.0.1)")) << s.text;
   const Status unknown = error_of([] { resolve("no-such-host.invalid", 1); });
   EXPECT_TRUE(contains(unknown.text, "no-such-host.invalid")) << unknown.text;
+}
+
+// At a port where nobody listens.
+Address closed_port() {
+  const UniqueFd held = listen_tcp(numeric_address("127.0.0.1:9").with_port(0));
+  return local_address(held.get());
+}
+
+TEST(ConnectRace, PassesByAddressesThatRefuseAndGivesTheOneThatAnswers) {
+  const UniqueFd listener = listen_tcp(numeric_address("127.0.0.1:9").with_port(0));
+  ConnectRace race({closed_port(), closed_port(), local_address(listener.get())});
+  UniqueFd fd;
+  size_t which = 0;
+  ASSERT_TRUE(race.next(Deadline(soon()), fd, which));
+  EXPECT_TRUE(fd);
+  EXPECT_EQ(which, 2u);
+  EXPECT_FALSE(race.all_refused());
+  EXPECT_TRUE(contains(race.why(), "Connection refused")) << race.why();
+}
+
+TEST(ConnectRace, OfTwoThatAnswerTheBetterComesFirstAndTheOtherStaysToBeAskedFor) {
+  const UniqueFd better = listen_tcp(numeric_address("127.0.0.1:9").with_port(0)),
+                 other = listen_tcp(numeric_address("[::1]:9").with_port(0));
+  ConnectRace race({local_address(better.get()), local_address(other.get())});
+  UniqueFd first, second, none;
+  size_t which = 9;
+  ASSERT_TRUE(race.next(Deadline(soon()), first, which));
+  EXPECT_EQ(which, 0u);
+  ASSERT_TRUE(race.next(Deadline(soon()), second, which)) << "somebody else has answered at the first";
+  EXPECT_EQ(which, 1u);
+  EXPECT_FALSE(race.next(Deadline(soon()), none, which)) << "no attempt is left";
+  EXPECT_EQ(race.why(), "");
+}
+
+TEST(ConnectRace, EndsAtTheDeadlineAndWhereAllRefuse) {
+  UniqueFd fd;
+  size_t which = 0;
+  ConnectRace refused({closed_port(), closed_port()});
+  EXPECT_FALSE(refused.next(Deadline(soon()), fd, which));
+  EXPECT_TRUE(refused.all_refused());
+  // A listener whose queue is full takes no more connections.
+  const UniqueFd busy(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Address any = numeric_address("127.0.0.1:9").with_port(0);
+  ASSERT_EQ(::bind(busy.get(), any.raw(), any.length()), 0);
+  ASSERT_EQ(::listen(busy.get(), 0), 0);
+  const Address at = local_address(busy.get());
+  std::vector<UniqueFd> waiting(8);
+  for (UniqueFd &one : waiting) ASSERT_EQ(begin_connect_tcp(at, one), 0);
+  ConnectRace late({at});
+  EXPECT_FALSE(late.next(Deadline(0.05), fd, which));
+  EXPECT_FALSE(late.all_refused());
+  EXPECT_TRUE(contains(late.why(), "timed out")) << late.why();
+  EXPECT_FALSE(ConnectRace({}).next(Deadline(soon()), fd, which));
 }
 
 TEST(Socket, TcpHasNoDelayAndIsClosedOnExec) {

@@ -37,6 +37,7 @@ class Rank:
     lines: list[str] = field(default_factory=list)
     inputs: list[bytes] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
+    prefix: list[str] = field(default_factory=list)  # words before the program's: "ip netns exec NAME"
     unset: list[str] = field(default_factory=list)  # variables that these tests set, and this rank lacks
     code: int | None = None
     printed: str = ""
@@ -82,7 +83,7 @@ def start(
         device = used.setdefault(rank.vendor, 0)
         used[rank.vendor] += 1
         given = environment(LETTERS[rank.vendor], behind) | {"DEVICE": str(device)}
-        words = [str(programs[rank.vendor]), str(number), str(len(ranks)), str(folder)]
+        words = [*rank.prefix, str(programs[rank.vendor]), str(number), str(len(ranks)), str(folder)]
         logs = [open(folder / f"{kind}.{number}", "wb") for kind in ("stdout", "stderr")]
         theirs = {name: value for name, value in (given | rank.environment).items() if name not in rank.unset}
         job.append(subprocess.Popen(words, env=theirs, stdout=logs[0], stderr=logs[1]))

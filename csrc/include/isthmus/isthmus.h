@@ -213,6 +213,9 @@ ISTHMUS_API isthmus_result isthmus_comm_topology(isthmus_comm_t comm, char **jso
 ISTHMUS_API isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective, uint64_t count, isthmus_dtype dtype,
                                                 isthmus_redop op, int root, char **json);
 ISTHMUS_API isthmus_result isthmus_comm_dump(isthmus_comm_t comm, char **json);
+/* From now on the default of a setting, for the whole process, in place of the one that isthmus_settings shows. A value in the environment
+ * or in isthmus_options.settings counts before it. What exists already stays as it is. */
+ISTHMUS_API isthmus_result isthmus_setting_default(const char *name, const char *value);
 ISTHMUS_API isthmus_result isthmus_settings(char **json); /* every setting: name, type, default, range, meaning, value */
 /* The vendors' collective libraries that can serve islands, as far as this process finds them (ISTHMUS_CCL_LIBRARY, else the loader):
  * [{"family", "found", "version", "path", "text": why not}]. Opens them. */

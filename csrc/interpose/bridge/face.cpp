@@ -1,18 +1,36 @@
 #include "face.hpp"
 
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "group.hpp"
+#include "interfaces.hpp"
 
 namespace isthmus::bridge {
 
 // Two vendors whose functions have the same names share a face. A process has a door of one of the two vendors.
 bool Face::serve(const FrontDoor *door, uint32_t digest) {
   std::call_once(served_, [&] {
-    if (door->digest == digest) door_ = door;
+    if (door->digest != digest) return;
+    door_ = door;
+    listen_where_told();
   });
   return door_ && std::strcmp(door->family, door_->family) == 0;
+}
+
+// Isthmus listens where the program's own library was told to.
+void Face::listen_where_told() const {
+  const ChosenInterfaces chosen = chosen_interfaces(door().family, std::getenv, present_interfaces());
+  if (chosen.variable.empty()) return;
+  std::string list;
+  for (const std::string &name : chosen.names) list += (list.empty() ? "" : ",") + name;
+  if (list.empty())
+    return say(Level::Warn,
+               chosen.variable + " names no interface of this host that is up, so Isthmus listens at all of them");
+  if (const Outcome o = outcome(isthmus_setting_default("ISTHMUS_INTERFACE", list.c_str())); !o.ok())
+    return say(Level::Warn, chosen.variable + " is not followed: " + o.text);
+  say(Level::Info, chosen.variable + ": Isthmus listens at " + list);
 }
 
 Result Face::lacks(const char *name) {

@@ -97,6 +97,8 @@ class Face {
   const FaceRules rules;
 
  private:
+  void listen_where_told() const;
+
   std::once_flag served_;
   const FrontDoor *door_ = nullptr;
 };

@@ -20,7 +20,7 @@ import pytest
 from patience import SOON
 
 ADDRESSES = {"IPv4": "10.213.7.{}", "IPv6": "fd5a:213:7::{}"}
-RANK = Path(__file__).with_name("host_rank.py")
+RANK = Path(__file__).with_name("net") / "host_rank.py"
 Process = subprocess.Popen[str]
 
 
@@ -39,7 +39,7 @@ class Hosts:
     def __init__(self) -> None:
         self.names = [f"isthmus-{os.getpid()}-{n}" for n in (0, 1)]
 
-    def build(self, nowhere: bool) -> None:
+    def build(self, nowhere: bool, default_route: bool) -> None:
         for n, name in enumerate(self.names):
             ip("netns", "add", name)
             if nowhere:
@@ -47,6 +47,8 @@ class Hosts:
                 ip("-n", name, "address", "add", f"10.213.6.{n + 1}/24", "dev", "nowhere0")
                 for link in ("nowhere0", "nowhere1"):
                     ip("-n", name, "link", "set", link, "up")
+                if default_route:
+                    ip("-n", name, "route", "add", "default", "via", "10.213.6.254", "dev", "nowhere0")
         ip("link", "add", "cable0", "netns", self.names[0], "type", "veth", "peer", "name", "cable1", "netns", self.names[1])
         for n, name in enumerate(self.names):
             ip("-n", name, "address", "add", ADDRESSES["IPv4"].format(n + 1) + "/24", "dev", f"cable{n}")
@@ -110,13 +112,15 @@ class Hosts:
 
 
 @contextmanager
-def two_hosts(nowhere: bool = False) -> Iterator[Hosts]:
-    """With `nowhere` each host's first interface is up, has an address, and leads to nobody."""
+def two_hosts(nowhere: bool = False, default_route: bool = False) -> Iterator[Hosts]:
+    """With `nowhere` each host's first interface is up, has an address, and leads to nobody; so does its default route then,
+    where that is asked for.
+    """
     if os.geteuid() != 0 or not shutil.which("ip"):
         missing("network namespaces need root and iproute2's `ip`")
     made = Hosts()
     try:
-        made.build(nowhere)
+        made.build(nowhere, default_route)
     except subprocess.CalledProcessError as error:
         made.remove()
         missing(f"this kernel or container allows no network namespaces: {' '.join(error.stderr.split())}")

@@ -1,0 +1,44 @@
+// Connects to a process that has several addresses, of which some may lead nowhere. The addresses are tried side by side, the best first:
+//
+//   address 0   connect ............................ no answer
+//   address 1        | 20 ms later: connect -- connected: next() returns this one
+//
+// So an address behind a firewall, or of a network that this host is not in, costs 20 ms. An address that refuses costs nothing.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "net/socket.hpp"
+
+namespace isthmus::net {
+
+// One thread.
+class ConnectRace {
+ public:
+  explicit ConnectRace(std::vector<Address> addresses);
+
+  // The next connection that comes about, and the number of its address. A caller who finds that somebody else answers there calls again:
+  // the other attempts have gone on. False: no attempt is left, or the deadline has passed. Throws Error(Interrupted).
+  bool next(Deadline deadline, UniqueFd &out, size_t &which);
+
+  const Address &address(size_t which) const { return attempts_[which].address; }
+  bool all_refused() const noexcept;  // nobody listens at any of the addresses
+  std::string why() const;            // what became of the attempts that failed: "10.0.0.1:29500: Connection refused; ..."
+
+ private:
+  struct Attempt {
+    Address address;
+    UniqueFd fd{};  // while it goes on
+    int error = 0;  // why it failed
+    bool ended = false;
+  };
+  void begin_next();
+  void end(Attempt &attempt, int error);
+
+  std::vector<Attempt> attempts_;
+  size_t begun_ = 0;  // the first so many were begun
+  int64_t next_begins_ns_ = 0;
+};
+
+}  // namespace isthmus::net
