@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <set>
 #include <type_traits>
 
+#include "core/lock.hpp"
 #include "core/skin.hpp"
 
 namespace rehearsal::acl {
@@ -113,8 +113,8 @@ struct Context {
   bool of_device = false;
   std::atomic<bool> live{true};
   std::shared_ptr<AclStream> default_stream;  // the null stream
-  std::mutex mutex;
-  std::set<uint64_t> streams;  // handles, for whoever takes the context away
+  Mutex mutex;
+  std::set<uint64_t> streams ISTHMUS_GUARDED_BY(mutex);  // handles, for whoever takes the context away
 };
 using ContextPtr = std::shared_ptr<Context>;
 
@@ -124,9 +124,9 @@ struct AclStream final : Stream {
   AclStream(const ContextPtr &c, Queue &q, unsigned f, int p, bool own) : Stream(c->device, q, f, p, own), context(c) {}
   const std::weak_ptr<Context> context;
   int32_t id = 0;
-  std::mutex report_mutex;
-  std::shared_ptr<Reports> reports;  // of the thread that runs this stream's callbacks
-  uint64_t report_thread = 0;
+  Mutex report_mutex;
+  std::shared_ptr<Reports> reports ISTHMUS_GUARDED_BY(report_mutex);  // of the thread that runs this stream's callbacks
+  uint64_t report_thread ISTHMUS_GUARDED_BY(report_mutex) = 0;
 };
 using AclStreamPtr = std::shared_ptr<AclStream>;
 

@@ -5,11 +5,11 @@ namespace rehearsal::acl {
 namespace {
 
 struct Books {
-  std::mutex mutex;
   Handles<Context> contexts{5};
-  std::map<int, ContextPtr> of_devices;  // those of aclrtSetDevice()
-  std::map<int, int> users;              // how often that was called and not taken back
-  std::set<std::pair<int, int>> peers;   // (device, the one whose memory it may touch)
+  Mutex mutex;
+  std::map<int, ContextPtr> of_devices ISTHMUS_GUARDED_BY(mutex);  // those of aclrtSetDevice()
+  std::map<int, int> users ISTHMUS_GUARDED_BY(mutex);              // how often that was called and not taken back
+  std::set<std::pair<int, int>> peers ISTHMUS_GUARDED_BY(mutex);   // (device, the one whose memory it may touch)
 };
 Books &books() {
   static Books *const the_books = new Books;
@@ -74,7 +74,7 @@ ContextPtr current_context() {
 
 bool may_touch(int device, int other) {
   Books &b = books();
-  const std::lock_guard lock(b.mutex);
+  const Lock lock(b.mutex);
   return device == other || b.peers.count({device, other}) != 0;
 }
 
@@ -89,7 +89,7 @@ EXPORT Result aclrtSetDevice(int32_t n) {
     Device *d = Machine::get().device(n);
     if (!d) return kInvalidDevice;
     Books &b = books();
-    const std::lock_guard lock(b.mutex);
+    const Lock lock(b.mutex);
     ContextPtr &c = b.of_devices[n];
     if (!c) {
       c = make_context(*d);
@@ -109,7 +109,7 @@ EXPORT Result aclrtResetDevice(int32_t n) {
     ContextPtr c;
     {
       Books &b = books();
-      const std::lock_guard lock(b.mutex);
+      const Lock lock(b.mutex);
       int &users = b.users[n];
       if (users == 0) return number(misuse(e.name(), Code::NoDevice, "nobody has set device %d", n));
       if (--users) return kSuccess;
@@ -127,7 +127,7 @@ EXPORT Result aclrtResetDeviceForce(int32_t n) {
     ContextPtr c;
     {
       Books &b = books();
-      const std::lock_guard lock(b.mutex);
+      const Lock lock(b.mutex);
       b.users[n] = 0;
       c.swap(b.of_devices[n]);
     }
@@ -204,7 +204,7 @@ EXPORT Result aclrtDeviceEnablePeerAccess(int32_t other, uint32_t flags) {
     if (flags || other == c->device.ordinal()) return kInvalidValue;
     if (!Machine::get().device(other)) return kInvalidDevice;
     Books &b = books();
-    const std::lock_guard lock(b.mutex);
+    const Lock lock(b.mutex);
     b.peers.insert({c->device.ordinal(), other});
     return kSuccess;
   });
@@ -213,7 +213,7 @@ EXPORT Result aclrtDeviceEnablePeerAccess(int32_t other, uint32_t flags) {
 EXPORT Result aclrtDeviceDisablePeerAccess(int32_t other) {
   return call<"aclrtDeviceDisablePeerAccess">([&](const Entry &, const ContextPtr &c) -> Result {
     Books &b = books();
-    const std::lock_guard lock(b.mutex);
+    const Lock lock(b.mutex);
     return b.peers.erase({c->device.ordinal(), other}) ? kSuccess : kInvalidValue;
   });
 }

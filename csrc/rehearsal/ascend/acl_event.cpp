@@ -44,7 +44,7 @@ Result no_such_event(const Entry &e) {
 }
 
 bool recorded(AclEvent &event, bool *done) {
-  const std::lock_guard mine(event.mutex);
+  const Lock mine(event.mutex);
   *done = event.marker && event.marker->done.load(std::memory_order_acquire);
   return event.marker != nullptr;
 }
@@ -61,7 +61,7 @@ Result wait_on(const Entry &e, const AclStreamPtr &s, EventHandle h) {
   if (code != Code::Ok || s->capture()) event->waiting.fetch_sub(1);
   else
     code = submit_locked(
-        e, s, [event] { event->waiting.fetch_sub(1); }, true, &none);
+        lock, e, s, [event] { event->waiting.fetch_sub(1); }, true, &none);
   return number(code, &s->device);
 }
 
@@ -122,7 +122,7 @@ EXPORT Result aclrtResetEvent(EventHandle h, StreamHandle stream) {
     bool done = false;
     if (event->waiting.load() > 0 || (recorded(*event, &done) && !done))
       return number(misuse(e.name(), Code::BadHandle, "a stream has still to do with the event"));
-    const std::lock_guard mine(event->mutex);
+    const Lock mine(event->mutex);
     event->marker = nullptr;
     return kSuccess;
   });

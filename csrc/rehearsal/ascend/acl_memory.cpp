@@ -48,10 +48,7 @@ Result check_fill(const Entry &e, const Device &d, const void *to, size_t room, 
 }
 
 // How registered memory was registered.
-struct Registrations {
-  std::mutex mutex;
-  std::map<uintptr_t, uint32_t> flags;
-};
+using Registrations = Guarded<std::map<uintptr_t, uint32_t>>;
 Registrations &registrations() {
   static Registrations *const the_registrations = new Registrations;
   return *the_registrations;
@@ -65,9 +62,7 @@ Result register_memory(const Entry &e, const ContextPtr &c, void *host, uint64_t
   if (word(host) % kPage)
     return number(misuse(e.name(), Code::Invalid, "%p does not begin at a page of %zu bytes", host, size_t{kPage}));
   if (const Code code = enter_host(e, c->device, host, bytes); code != Code::Ok) return number(code, &c->device);
-  Registrations &all = registrations();
-  const std::lock_guard lock(all.mutex);
-  all.flags[word(host)] = flags;
+  (*registrations().lock())[word(host)] = flags;
   return kSuccess;
 }
 
@@ -76,10 +71,9 @@ Result device_pointer(const ContextPtr &c, void *host, void **out) {
   const Place place = find_place(word(host));
   if (!place.found() || !place.by_host_pointer || !place.block->is(Pinned::Registered)) return kHostNotRegistered;
   {
-    Registrations &all = registrations();
-    const std::lock_guard lock(all.mutex);
-    const auto it = all.flags.find(place.block->host);
-    if (it == all.flags.end() || !(it->second & kMapped)) return kHostNotRegistered;
+    const auto all = registrations().lock();
+    const auto it = all->find(place.block->host);
+    if (it == all->end() || !(it->second & kMapped)) return kHostNotRegistered;
   }
   uintptr_t address = 0;
   const Code code = device_address(c->device, host, &address);
@@ -154,11 +148,7 @@ EXPORT Result aclrtHostUnregister(void *host) {
     if (!host) return kInvalidParameter;
     if (forbidden_by_capture()) return kCaptureUnsupported;
     const Code code = leave_host(e, owner_of(word(host), c->device), host);
-    if (code == Code::Ok) {
-      Registrations &all = registrations();
-      const std::lock_guard lock(all.mutex);
-      all.flags.erase(word(host));
-    }
+    if (code == Code::Ok) registrations().lock()->erase(word(host));
     return number(code, &c->device);
   });
 }

@@ -2,7 +2,6 @@
 // one of its threads, and that thread asks for what there is to do.
 #include <pthread.h>
 
-#include <condition_variable>
 #include <deque>
 
 #include "ascend/acl_abi.hpp"
@@ -16,35 +15,31 @@ struct Report {
 };
 
 struct Reports {
-  std::mutex mutex;
-  std::condition_variable came;
-  std::deque<std::shared_ptr<Report>> queue;
-  size_t streams = 0;
+  Mutex mutex;
+  Condition came;
+  std::deque<std::shared_ptr<Report>> queue ISTHMUS_GUARDED_BY(mutex);
+  size_t streams ISTHMUS_GUARDED_BY(mutex) = 0;
   std::atomic<size_t> pending{0};  // for the thread to run
 };
 
 namespace {
 
-struct Threads {
-  std::mutex mutex;
-  std::map<uint64_t, std::shared_ptr<Reports>> all;
-};
+using Threads = Guarded<std::map<uint64_t, std::shared_ptr<Reports>>>;
 Threads &threads() {
   static Threads *const the_threads = new Threads;
   return *the_threads;
 }
 
 std::shared_ptr<Reports> reports_of(uint64_t thread, bool make) {
-  Threads &t = threads();
-  const std::lock_guard lock(t.mutex);
-  const auto it = t.all.find(thread);
-  if (it != t.all.end()) return it->second;
-  return make ? t.all.emplace(thread, std::make_shared<Reports>()).first->second : nullptr;
+  const auto all = threads().lock();
+  const auto it = all->find(thread);
+  if (it != all->end()) return it->second;
+  return make ? all->emplace(thread, std::make_shared<Reports>()).first->second : nullptr;
 }
 
 void launch(const std::shared_ptr<Reports> &reports, const std::shared_ptr<Report> &report) {
   {
-    const std::lock_guard lock(reports->mutex);
+    const Lock lock(reports->mutex);
     reports->pending.fetch_add(1);
     reports->queue.push_back(report);
   }
@@ -54,8 +49,8 @@ void launch(const std::shared_ptr<Reports> &reports, const std::shared_ptr<Repor
 Result run_one(Reports &reports, int32_t ms) {
   std::shared_ptr<Report> report;
   {
-    std::unique_lock lock(reports.mutex);
-    const auto there = [&] { return !reports.queue.empty(); };
+    Lock lock(reports.mutex);
+    const auto there = [&]() ISTHMUS_REQUIRES(reports.mutex) { return !reports.queue.empty(); };
     if (ms < 0) reports.came.wait(lock, there);
     else if (!reports.came.wait_for(lock, std::chrono::milliseconds(ms), there)) return kReportTimeout;
     report = reports.queue.front();
@@ -77,27 +72,28 @@ using namespace rehearsal::acl;
 
 EXPORT Result aclrtSubscribeReport(uint64_t thread, StreamHandle stream) {
   return call_on<"aclrtSubscribeReport">(stream, [&](const Entry &, const AclStreamPtr &s) -> Result {
-    const std::lock_guard mine(s->report_mutex);
+    const Lock mine(s->report_mutex);
     if (s->reports) return kStreamSubscribed;
     s->reports = reports_of(thread, true);
     s->report_thread = thread;
-    const std::lock_guard lock(s->reports->mutex);
-    ++s->reports->streams;
+    Reports &reports = *s->reports;
+    const Lock lock(reports.mutex);
+    ++reports.streams;
     return kSuccess;
   });
 }
 
 EXPORT Result aclrtUnSubscribeReport(uint64_t thread, StreamHandle stream) {
   return call_on<"aclrtUnSubscribeReport">(stream, [&](const Entry &e, const AclStreamPtr &s) -> Result {
-    const std::lock_guard mine(s->report_mutex);
+    const Lock mine(s->report_mutex);
     if (!s->reports) return kStreamNotSubscribed;
     if (s->report_thread != thread) return kThreadNotSubscribed;
-    if (!s->idle() || (s->reports->streams == 1 && s->reports->pending.load() > 0))
+    const std::shared_ptr<Reports> reports = s->reports;
+    const auto all = threads().lock();
+    const Lock lock(reports->mutex);
+    if (!s->idle() || (reports->streams == 1 && reports->pending.load() > 0))
       return number(misuse(e.name(), Code::BadHandle, "the stream has still something to do"));
-    Threads &t = threads();
-    const std::lock_guard all(t.mutex);
-    const std::lock_guard lock(s->reports->mutex);
-    if (--s->reports->streams == 0) t.all.erase(thread);
+    if (--reports->streams == 0) all->erase(thread);
     s->reports.reset();
     return kSuccess;
   });
@@ -108,7 +104,7 @@ EXPORT Result aclrtLaunchCallback(void (*function)(void *), void *argument, int 
     if (!function || (blocks != kCallbackNoBlock && blocks != kCallbackBlock)) return kInvalidParameter;
     std::shared_ptr<Reports> reports;
     {
-      const std::lock_guard mine(s->report_mutex);
+      const Lock mine(s->report_mutex);
       reports = s->reports;
     }
     if (!reports) return kStreamNotSubscribed;
@@ -118,7 +114,7 @@ EXPORT Result aclrtLaunchCallback(void (*function)(void *), void *argument, int 
     Device &d = s->device;
     const auto lock = d.enter();
     if (d.broken()) return d.broken();
-    return number(submit_locked(e, s,
+    return number(submit_locked(lock, e, s,
                                 [report, reports, blocks, s] {
                                   launch(reports, report);
                                   if (blocks == kCallbackNoBlock) return;

@@ -16,7 +16,7 @@ Result create(const Entry &, const ContextPtr &c, StreamHandle *out, uint32_t pr
   s->id = ids.fetch_add(1) + 1;
   const uint64_t h = Machine::get().streams.add(s);
   born(Live::Stream);
-  const std::lock_guard mine(c->mutex);
+  const Lock mine(c->mutex);
   c->streams.insert(h);
   *out = pointer(h);
   return kSuccess;
@@ -34,7 +34,7 @@ Result destroy(Context &c, uint64_t h, const StreamPtr &s, bool waits) {
     s->cancel();
   }
   if (Machine::get().streams.remove(h)) died(Live::Stream);
-  const std::lock_guard mine(c.mutex);
+  const Lock mine(c.mutex);
   c.streams.erase(h);
   return result;
 }
@@ -45,7 +45,7 @@ Result destroy(const Entry &e, const ContextPtr &c, StreamHandle h, bool waits) 
   if (const Result r = find_stream(e, c, h, &s)) return r;
   if (s->capture()) return number(misuse(e.name(), Code::CaptureUnsupported, "the stream is being captured"));
   {
-    const std::lock_guard lock(s->report_mutex);
+    const Lock lock(s->report_mutex);
     if (s->reports) return number(misuse(e.name(), Code::BadHandle, "a thread still runs the callbacks of the stream"));
   }
   return destroy(*c, word(h), s, waits);
@@ -82,7 +82,7 @@ Result find_stream(const Entry &e, const ContextPtr &c, StreamHandle h, AclStrea
 Result drop_streams(const Entry &e, Context &c) {
   std::set<uint64_t> handles;
   {
-    const std::lock_guard mine(c.mutex);
+    const Lock mine(c.mutex);
     handles = c.streams;
   }
   for (const uint64_t h : handles) {

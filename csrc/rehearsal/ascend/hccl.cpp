@@ -225,7 +225,7 @@ EXPORT Result HcclCreateSubCommConfig(CommHandle *whole, uint32_t count, uint32_
   if (const Result r = check_device(entry, *c)) return r;
   if (const Result r = check_part(*c, ranks, count, mine)) return note(r);
   {
-    const std::lock_guard lock(c->mutex);
+    const Lock lock(c->mutex);
     if (!c->parts.insert(number).second) return note(kParameter);  // a number is used once
   }
   std::vector<uint64_t> words{number};

@@ -4,11 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <set>
 #include <string>
 
 #include "core/calls.hpp"
+#include "core/lock.hpp"
 #include "core/skin.hpp"
 
 namespace rehearsal::hccl {
@@ -99,8 +99,8 @@ struct Comm final : Communicator {
   Token token{};
   std::string name;
   std::atomic<bool> suspended{false};
-  std::mutex mutex;
-  std::set<uint64_t> parts;  // numbers of communicators made of some of its ranks
+  Mutex mutex;
+  std::set<uint64_t> parts ISTHMUS_GUARDED_BY(mutex);  // numbers of communicators made of some of its ranks
 };
 using CommPtr = std::shared_ptr<Comm>;
 

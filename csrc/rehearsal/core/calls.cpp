@@ -18,16 +18,17 @@ bool alive(const Operation &o) {
   return true;
 }
 
-Code submit_collective(const Operation &o, const StreamPtr &s, BreaksDevice breaks_device) {
+Code submit_collective(const Entered &inside, const Operation &o, const StreamPtr &s, BreaksDevice breaks_device) {
   return o.comm->submit_locked(
-      o.entry, s,
+      inside, o.entry, s,
       [o](Fabric &fabric, const Fabric::Stop &stop) {
         if (alive(o)) o.collective(fabric, stop);
       },
       o.entry.extras(), breaks_device(o.entry.extras().late), o.awaited);
 }
 
-Code submit_messages(const std::vector<Operation> &operations, const StreamPtr &s, BreaksDevice breaks_device) {
+Code submit_messages(const Entered &inside, const std::vector<Operation> &operations, const StreamPtr &s,
+                     BreaksDevice breaks_device) {
   Extras x;
   bool until_taken = false;
   for (const Operation &o : operations) {
@@ -37,7 +38,7 @@ Code submit_messages(const std::vector<Operation> &operations, const StreamPtr &
     until_taken |= o.until_taken;
   }
   return operations.front().comm->submit_locked(
-      operations.front().entry, s,
+      inside, operations.front().entry, s,
       [operations, until_taken](Fabric &fabric, const Fabric::Stop &stop) {
         std::vector<Message> messages;
         for (const Operation &o : operations) {
@@ -49,14 +50,14 @@ Code submit_messages(const std::vector<Operation> &operations, const StreamPtr &
       x, breaks_device(x.late), operations.front().awaited);
 }
 
-// `second` goes on when `first` has come here. The device's lock is held.
-void order(const Entry &e, const StreamPtr &first, const StreamPtr &second) {
+// `second` goes on when `first` has come here.
+void order(const Entered &inside, const Entry &e, const StreamPtr &first, const StreamPtr &second) {
   const auto marker = std::make_shared<Marker>();
   const Extras none;
   submit_locked(
-      e, first, [marker] { marker->done.store(true, std::memory_order_release); }, true, &none);
+      inside, e, first, [marker] { marker->done.store(true, std::memory_order_release); }, true, &none);
   submit_locked(
-      e, second,
+      inside, e, second,
       [marker, second] { poll_until([&] { return marker->done.load(std::memory_order_acquire) || second->given_up(); }); },
       true, &none);
 }
@@ -92,23 +93,23 @@ Code launch(const std::vector<Operation> &operations, BreaksDevice breaks_device
   if (!s->capture() && comm.prepare(e.name()) != Code::Ok) return Code::NoMemory;
   const auto lock = comm.device.enter();
   if (comm.device.broken() || comm.lost()) return Code::Broken;
-  const std::lock_guard submission(comm.submission);  // the device's lock may be switched off
+  const Lock submission(comm.submission);  // the device's lock may be switched off
   // One communicator's work is done in the order of its calls, whatever the streams.
   if (!s->capture()) {
-    if (comm.last && comm.last != s) order(e, comm.last, s);
+    if (comm.last && comm.last != s) order(lock, e, comm.last, s);
     comm.last = s;
   }
   std::vector<StreamPtr> others;
   for (const Operation &o : operations)
     if (o.stream != s && std::find(others.begin(), others.end(), o.stream) == others.end()) others.push_back(o.stream);
-  for (const StreamPtr &other : others) order(e, other, s);
+  for (const StreamPtr &other : others) order(lock, e, other, s);
   std::vector<Operation> messages;
   for (const Operation &o : operations) {
     if (!o.messages.empty()) messages.push_back(o);
-    else if (o.collective) submit_collective(o, s, breaks_device);
+    else if (o.collective) submit_collective(lock, o, s, breaks_device);
   }
-  if (!messages.empty()) submit_messages(messages, s, breaks_device);
-  for (const StreamPtr &other : others) order(e, s, other);
+  if (!messages.empty()) submit_messages(lock, messages, s, breaks_device);
+  for (const StreamPtr &other : others) order(lock, e, s, other);
   return Code::Ok;
 }
 

@@ -1,6 +1,7 @@
 #include "core/communicator.hpp"
 
 #include <cstdio>
+#include <optional>
 
 namespace rehearsal {
 namespace {
@@ -18,7 +19,7 @@ Code Communicator::scratch(size_t bytes) {
   const auto lock = device.enter_and_wait();
   const Code code = map_device_memory(device.ordinal(), bytes, &address);
   if (code == Code::Ok) {
-    const std::lock_guard mine(mutex_);
+    const Lock mine(mutex_);
     scratch_.push_back(address);
   }
   return code;
@@ -50,34 +51,34 @@ bool Communicator::split(int color, int key, Token *token, int *new_rank, int *n
 
 Code Communicator::prepare(const char *) {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (prepared_ || lost()) return Code::Ok;
     prepared_ = true;
   }
   return scratch(kSecondScratch);
 }
 
-Code Communicator::submit_locked(const Entry &e, const StreamPtr &s,
+Code Communicator::submit_locked(const Entered &inside, const Entry &e, const StreamPtr &s,
                                  std::function<void(Fabric &, const Fabric::Stop &)> work, const Extras &extras,
                                  int breaks_device, bool awaited) {
   if (device.broken() || lost()) return Code::Broken;
   const auto self = shared_from_this();
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     ++pending_;
   }
   // The queue lets go of it whether it ran the work or not.
   const std::shared_ptr<void> pending(nullptr, [self, s](void *) {
     if (self->cut_off && s->cancelled()) self->state.store(self->cut_off);
     {
-      const std::lock_guard lock(self->mutex_);
+      const Lock lock(self->mutex_);
       --self->pending_;
     }
     self->changed_.notify_all();
   });
   const auto body = [self, s, pending, extras, breaks_device, work = std::move(work)] {
     {
-      const std::lock_guard lock(self->mutex_);
+      const Lock lock(self->mutex_);
       if (self->aborted()) return;
       ++self->running_;
     }
@@ -89,38 +90,38 @@ Code Communicator::submit_locked(const Entry &e, const StreamPtr &s,
     if (extras.late || extras.hang) poll_until(stopped);
     else work(*self->fabric_, stopped);
     {
-      const std::lock_guard lock(self->mutex_);
+      const Lock lock(self->mutex_);
       --self->running_;
     }
     self->changed_.notify_all();
   };
   Extras slow;
   slow.slow_ms = extras.slow_ms;
-  return rehearsal::submit_locked(e, s, body, false, &slow, awaited);
+  return rehearsal::submit_locked(inside, e, s, body, false, &slow, awaited);
 }
 
 void Communicator::finish() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return pending_ == 0; });
+  Lock lock(mutex_);
+  changed_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return pending_ == 0; });
 }
 
 bool Communicator::busy() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return pending_ != 0;
 }
 
 void Communicator::abort() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   aborted_.store(true, std::memory_order_release);
-  changed_.wait(lock, [&] { return running_ == 0; });
+  changed_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return running_ == 0; });
 }
 
 void Communicator::destroy(const char *call, bool waits) {
-  std::unique_lock<std::mutex> lock;
-  if (waits) lock = device.enter_and_wait();
+  std::optional<Entered> lock;
+  if (waits) lock.emplace(device.enter_and_wait());
   std::vector<uintptr_t> mine;
   {
-    const std::lock_guard guard(mutex_);
+    const Lock guard(mutex_);
     mine.swap(scratch_);
   }
   if (lost()) return;  // and so is that

@@ -2,11 +2,10 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <map>
-#include <mutex>
 
 #include "core/fabric.hpp"
+#include "core/lock.hpp"
 #include "core/machine.hpp"
 
 namespace rehearsal {
@@ -22,18 +21,19 @@ class REHEARSAL_API Communicator : public std::enable_shared_from_this<Communica
   std::atomic<bool> ready{false};
   int cut_off = 0;   // the vendor's code after work was cancelled on its stream: the ranks no longer agree what comes next
   long late_ms = 0;  // join() begins so much later
-  std::mutex submission;
-  StreamPtr last;  // where its last work went; guarded by `submission`
+  Mutex submission;
+  StreamPtr last ISTHMUS_GUARDED_BY(submission);  // where its last work went
 
   // Allocates on the device, as the real ones do, then waits for the other ranks: so long, or for ever. `patient`: whoever listens for
   // them may come later.
   Met join(const char *call, const Token &token, std::chrono::milliseconds most = {}, bool patient = false);
   bool split(int color, int key, Token *token, int *new_rank, int *new_size);
 
-  // With the device's lock held. `breaks_device`: the code that sticks to the device if the work is to fail late; 0: the work stands
+  // `inside`: the device. `breaks_device`: the code that sticks to the device if the work is to fail late; 0: the work stands
   // until it is aborted, and only the communicator says why. `awaited`: see submit_locked() of the machine.
-  Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void(Fabric &, const Fabric::Stop &)> work,
-                     const Extras &extras, int breaks_device, bool awaited);
+  Code submit_locked(const Entered &inside, const Entry &e, const StreamPtr &s,
+                     std::function<void(Fabric &, const Fabric::Stop &)> work, const Extras &extras, int breaks_device,
+                     bool awaited);
   // What the first work needs; waits until the device is idle.
   Code prepare(const char *call);
 
@@ -53,11 +53,12 @@ class REHEARSAL_API Communicator : public std::enable_shared_from_this<Communica
   const unsigned resets_;
   std::atomic<bool> aborted_{false};
   std::shared_ptr<Fabric> fabric_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  size_t pending_ = 0, running_ = 0;
-  bool prepared_ = false;
-  std::vector<uintptr_t> scratch_;
+  Mutex mutex_;
+  Condition changed_;
+  size_t pending_ ISTHMUS_GUARDED_BY(mutex_) = 0;
+  size_t running_ ISTHMUS_GUARDED_BY(mutex_) = 0;
+  bool prepared_ ISTHMUS_GUARDED_BY(mutex_) = false;
+  std::vector<uintptr_t> scratch_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 }  // namespace rehearsal

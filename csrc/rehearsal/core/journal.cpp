@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
 #include <string>
 
+#include "core/lock.hpp"
 #include "core/machine.hpp"
 
 namespace rehearsal {
@@ -17,8 +17,7 @@ namespace {
 
 struct Journal {
   std::atomic<bool> open{false};
-  std::mutex mutex;
-  std::string text;
+  Guarded<std::string> text;
 };
 Journal &journal() {
   static auto *const the_journal = new Journal;  // threads of the program may call at its end
@@ -30,8 +29,7 @@ void note(const char *name, const std::string &stream) {
   char thread[16] = {};
   ::prctl(PR_GET_NAME, thread);
   const std::string line = std::to_string(::syscall(SYS_gettid)) + '\t' + thread + '\t' + name + '\t' + stream + '\n';
-  const std::lock_guard lock(j.mutex);
-  j.text += line;
+  *j.text.lock() += line;
 }
 
 uint64_t number_of(const Stream *stream) { return !stream || stream->special ? 0 : reinterpret_cast<uint64_t>(stream); }
@@ -50,22 +48,18 @@ void note_submission(const char *name, const Stream *to) {
 using rehearsal::journal;
 
 void rehearsal_journal_open() {
-  {
-    const std::lock_guard lock(journal().mutex);
-    journal().text.clear();
-  }
+  journal().text.lock()->clear();
   journal().open.store(true, std::memory_order_release);
 }
 size_t rehearsal_journal_read(char *text, size_t bytes) {
   journal().open.store(false, std::memory_order_release);
-  const std::lock_guard lock(journal().mutex);
-  const std::string &all = journal().text;
+  const auto all = journal().text.lock();
   if (bytes > 0) {
-    const size_t some = std::min(bytes - 1, all.size());
-    std::memcpy(text, all.data(), some);
+    const size_t some = std::min(bytes - 1, all->size());
+    std::memcpy(text, all->data(), some);
     text[some] = 0;
   }
-  return all.size();
+  return all->size();
 }
 uint64_t rehearsal_stream(void *handle) {
   return rehearsal::number_of(rehearsal::Machine::get().streams.find(reinterpret_cast<uint64_t>(handle)).get());

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "core/journal.hpp"
+#include "core/lock.hpp"
 
 namespace rehearsal {
 
@@ -29,8 +30,7 @@ namespace {
 constexpr std::array<const char *, 5> kLive = {"allocation", "registration", "stream", "event", "communicator"};
 
 struct Ledger {
-  std::mutex mutex;
-  std::map<std::string, std::unique_ptr<Counter>> counters;
+  Guarded<std::map<std::string, std::unique_ptr<Counter>>> counters;
   std::atomic<unsigned long> misuses{0};
   std::array<std::atomic<long>, kLive.size()> live{};
   std::atomic<int> groups{0};
@@ -60,8 +60,8 @@ std::string plain(const char *name) {
 void write_trace(Ledger &l) {
   std::string text = "{\"pid\": " + std::to_string(::getpid()) + ", \"calls\": {";
   const char *comma = "";
-  const std::lock_guard lock(l.mutex);
-  for (const auto &[name, c] : l.counters) {
+  const auto counters = l.counters.lock();
+  for (const auto &[name, c] : *counters) {
     text += comma + ("\"" + name + "\": ") + std::to_string(c->all.load());
     comma = ", ";
   }
@@ -89,9 +89,8 @@ void at_exit() {
 
 Counter &counter(const char *name) {
   const std::string key = plain(name);
-  Ledger &l = ledger();
-  const std::lock_guard lock(l.mutex);
-  std::unique_ptr<Counter> &c = l.counters[key];
+  const auto counters = ledger().counters.lock();
+  std::unique_ptr<Counter> &c = (*counters)[key];
   if (!c) {
     c = std::make_unique<Counter>();
     c->name = key;
@@ -156,15 +155,13 @@ void guard_forks() {
 using rehearsal::ledger;
 
 unsigned long rehearsal_calls(const char *name) {
-  rehearsal::Ledger &l = ledger();
-  const std::lock_guard lock(l.mutex);
-  const auto found = l.counters.find(rehearsal::plain(name));
-  return found == l.counters.end() ? 0 : found->second->calls.load();
+  const auto counters = ledger().counters.lock();
+  const auto found = counters->find(rehearsal::plain(name));
+  return found == counters->end() ? 0 : found->second->calls.load();
 }
 void rehearsal_reset_calls() {
-  rehearsal::Ledger &l = ledger();
-  const std::lock_guard lock(l.mutex);
-  for (auto &[name, c] : l.counters) c->calls.store(0);
+  const auto counters = ledger().counters.lock();
+  for (const auto &[name, c] : *counters) c->calls.store(0);
 }
 void rehearsal_forgive() { ledger().forgiven.store(true); }
 unsigned long rehearsal_misuses() { return ledger().misuses.load(); }

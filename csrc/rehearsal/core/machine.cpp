@@ -8,11 +8,11 @@ std::atomic<bool> the_machine_runs{false};
 }  // namespace
 
 std::shared_ptr<Capture> Stream::capture() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return capture_;
 }
 void Stream::capture(std::shared_ptr<Capture> c) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   capture_ = std::move(c);
 }
 
@@ -39,14 +39,14 @@ StreamPtr Device::thread_stream() {
 
 std::vector<StreamPtr> Device::own_streams() {
   std::vector<StreamPtr> found{null_};
-  const std::lock_guard lock(blocking_mutex_);
+  const Lock lock(blocking_mutex_);
   for (const auto &known : blocking_)
     if (StreamPtr one = known.lock(); one && one->special) found.push_back(std::move(one));
   return found;
 }
 
 void Device::add_blocking(const StreamPtr &s) {
-  const std::lock_guard lock(blocking_mutex_);
+  const Lock lock(blocking_mutex_);
   std::erase_if(blocking_, [](const auto &known) { return known.expired(); });
   blocking_.push_back(s);
 }
@@ -58,7 +58,7 @@ std::vector<Reached> Device::behind(const Stream &s) {
   };
   if (s.kind == Kind::Blocking) add(null_);
   if (s.kind != Kind::Null) return found;
-  const std::lock_guard lock(blocking_mutex_);
+  const Lock lock(blocking_mutex_);
   for (const auto &known : blocking_)
     if (const StreamPtr other = known.lock()) add(other);
   return found;
@@ -66,12 +66,10 @@ std::vector<Reached> Device::behind(const Stream &s) {
 
 Queue &Device::next_queue() { return *queues_[dealt_.fetch_add(1) % queues_.size()]; }
 
-std::unique_lock<std::mutex> Device::enter() {
-  return settings().locking ? std::unique_lock(lock_) : std::unique_lock<std::mutex>();
-}
+Entered Device::enter() { return Entered(settings().locking ? &lock_ : nullptr); }
 
-std::unique_lock<std::mutex> Device::enter_and_wait() {
-  auto lock = enter();
+Entered Device::enter_and_wait() {
+  Entered lock = enter();
   if (settings().locking) wait_all_idle();
   return lock;
 }
@@ -87,7 +85,7 @@ void Device::wait_idle() {
 }
 
 void Device::announce() {
-  { const std::lock_guard lock(done_mutex_); }  // whoever looked and is about to sleep, sleeps by now
+  { const Lock lock(done_mutex_); }  // whoever looked and is about to sleep, sleeps by now
   done_.notify_all();
 }
 
@@ -162,12 +160,12 @@ Code record(const Entry &e, const EventPtr &event, const StreamPtr &s) {
   const auto marker = std::make_shared<Marker>();
   const std::shared_ptr<Capture> capture = s->capture();
   {
-    const std::lock_guard mine(event->mutex);
+    const Lock mine(event->mutex);
     event->capture = capture;
     if (!capture) event->marker = marker;
   }
   return submit_locked(
-      e, s,
+      lock, e, s,
       [marker, &q = s->queue] {
         q.end_at(q.ready_ns());
         marker->at_ns.store(q.ready_ns(), std::memory_order_relaxed);  // not when this thread woke for it
@@ -180,17 +178,18 @@ Code wait_event(const Entry &e, const StreamPtr &s, const EventPtr &event) {
   const auto lock = s->device.enter();
   std::shared_ptr<Marker> marker;
   {
-    const std::lock_guard mine(event->mutex);
+    const Lock mine(event->mutex);
     marker = event->marker;
     if (event->capture && !s->capture()) {  // the stream joins what the event's stream captures
       s->capture(event->capture);
+      const Lock members(event->capture->mutex);
       event->capture->streams.push_back(s);
     }
     if (event->capture) marker = nullptr;
   }
   if (!marker && !s->capture()) return Code::Ok;  // never recorded
   return submit_locked(
-      e, s,
+      lock, e, s,
       [marker, s] { poll_until([&] { return !marker || marker->done.load(std::memory_order_acquire) || s->given_up(); }); },
       true);
 }
@@ -198,7 +197,7 @@ Code wait_event(const Entry &e, const StreamPtr &s, const EventPtr &event) {
 Code query(const EventPtr &event) {
   Device &d = *Machine::get().device(event->device);
   const auto lock = d.enter();
-  const std::lock_guard mine(event->mutex);
+  const Lock mine(event->mutex);
   if (event->capture) return Code::CapturedEvent;
   if (d.broken()) return Code::Broken;
   return !event->marker || event->marker->done.load(std::memory_order_acquire) ? Code::Ok : Code::NotReady;
@@ -209,7 +208,7 @@ Code synchronize(const EventPtr &event) {
   std::shared_ptr<Marker> marker;
   {
     const auto lock = d.enter();
-    const std::lock_guard mine(event->mutex);
+    const Lock mine(event->mutex);
     if (event->capture) return Code::CapturedEvent;
     marker = event->marker;
   }
@@ -253,7 +252,10 @@ Code begin_capture(const Entry &e, const StreamPtr &s, int mode) {
   const auto capture = std::make_shared<Capture>();
   capture->origin = s.get();
   capture->mode = mode;
-  capture->streams.push_back(s);
+  {
+    const Lock members(capture->mutex);
+    capture->streams.push_back(s);
+  }
   if (mode == 0) Machine::get().global_captures.fetch_add(1);
   s->capture(capture);
   return Code::Ok;
@@ -265,7 +267,10 @@ Code end_capture(const Entry &e, const StreamPtr &s, uint64_t *graph) {
   *graph = 0;
   if (!capture) return misuse(e.name(), Code::IllegalState, "the stream does not capture");
   if (capture->origin != s.get()) return misuse(e.name(), Code::CaptureUnmatched, "the capture began on another stream");
-  for (const StreamPtr &member : capture->streams) member->capture(nullptr);
+  {
+    const Lock members(capture->mutex);
+    for (const StreamPtr &member : capture->streams) member->capture(nullptr);
+  }
   if (capture->mode == 0) Machine::get().global_captures.fetch_sub(1);
   if (capture->invalid.load()) return Code::CaptureInvalidated;
   const auto made = std::make_shared<Graph>();

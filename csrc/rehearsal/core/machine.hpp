@@ -3,14 +3,14 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
+#include "core/lock.hpp"
 #include "core/memory.hpp"
 #include "core/queue.hpp"
 
@@ -28,8 +28,9 @@ struct Capture {
   Stream *origin = nullptr;
   int mode = 0;  // 0: no thread may make an unsafe call meanwhile
   std::atomic<bool> invalid{false};
-  std::vector<std::shared_ptr<Stream>> streams;
-  size_t items = 0;
+  std::atomic<size_t> items{0};
+  Mutex mutex;
+  std::vector<std::shared_ptr<Stream>> streams ISTHMUS_GUARDED_BY(mutex);
 };
 
 // What the null stream of NVIDIA's and AMD's has to do with a stream: its work waits for all that blocking ones have been given, and theirs
@@ -62,19 +63,36 @@ class REHEARSAL_API Stream {
 
  private:
   std::atomic<uint64_t> cancelled_{0};  // so many of the first items
-  mutable std::mutex mutex_;
-  std::shared_ptr<Capture> capture_;
+  mutable Mutex mutex_;
+  std::shared_ptr<Capture> capture_ ISTHMUS_GUARDED_BY(mutex_);
 };
 using StreamPtr = std::shared_ptr<Stream>;
 
 struct Event {
   int device = 0;
   bool timing = true;
-  std::mutex mutex;
-  std::shared_ptr<Marker> marker;    // of the last record
-  std::shared_ptr<Capture> capture;  // of a record while capturing
+  Mutex mutex;
+  std::shared_ptr<Marker> marker ISTHMUS_GUARDED_BY(mutex);    // of the last record
+  std::shared_ptr<Capture> capture ISTHMUS_GUARDED_BY(mutex);  // of a record while capturing
 };
 using EventPtr = std::shared_ptr<Event>;
+
+// A thread inside of a device, as long as this lives: it holds the device's lock. REHEARSAL_LOCKING=0 takes the locks of devices away, so
+// they guard no field, and clang's analysis sees nothing of this. A function whose caller must be inside takes an Entered as the proof.
+class Entered {
+ public:
+  explicit Entered(Mutex *lock) ISTHMUS_UNCHECKED : lock_(lock) {
+    if (lock_) lock_->lock();
+  }
+  Entered(Entered &&from) noexcept : lock_(std::exchange(from.lock_, nullptr)) {}
+  ~Entered() ISTHMUS_UNCHECKED {
+    if (lock_) lock_->unlock();
+  }
+  Entered &operator=(Entered &&) = delete;
+
+ private:
+  Mutex *lock_;
+};
 
 // A copy's, by what it begins and ends at.
 enum class Way { Out, In, Inside };
@@ -92,20 +110,20 @@ class REHEARSAL_API Device {
   CopyEngine &engine(Way way) noexcept { return engines_[static_cast<size_t>(way)]; }
 
   // Every call that touches the device goes through here; a call that allocates stands in it until the device is idle.
-  std::unique_lock<std::mutex> enter();
-  std::unique_lock<std::mutex> enter_and_wait();
+  Entered enter();
+  Entered enter_and_wait();
   void wait_idle();      // of what is submitted by now, without the lock
   void wait_all_idle();  // the queues are empty
 
   void announce();  // something was done
   template <class Ready>
   void wait(Ready ready) {
-    std::unique_lock lock(done_mutex_);
+    Lock lock(done_mutex_);
     done_.wait(lock, ready);
   }
   template <class Ready>
   bool wait_for(std::chrono::milliseconds most, Ready ready) {
-    std::unique_lock lock(done_mutex_);
+    Lock lock(done_mutex_);
     return done_.wait_for(lock, most, ready);
   }
 
@@ -115,21 +133,22 @@ class REHEARSAL_API Device {
   void break_down_for_good(int code);
   int fails() const noexcept { return for_good_.load(std::memory_order_acquire) ? broken() : 0; }
 
-  int retained = 0;                // of the primary context
-  std::atomic<bool> ended{false};  // that context, by a reset, until somebody retains it again
+  Mutex context_mutex;
+  int retained ISTHMUS_GUARDED_BY(context_mutex) = 0;  // of the primary context
+  std::atomic<bool> ended{false};                      // that context, by a reset, until somebody retains it again
   std::atomic<unsigned> resets{0};
 
  private:
   const int ordinal_;
-  std::mutex lock_;
+  Mutex lock_;
   std::vector<std::unique_ptr<Queue>> queues_;
   CopyEngine engines_[3];
   std::atomic<size_t> dealt_{0};
   StreamPtr null_;
-  std::mutex blocking_mutex_;
-  std::vector<std::weak_ptr<Stream>> blocking_;
-  std::mutex done_mutex_;
-  std::condition_variable done_;
+  Mutex blocking_mutex_;
+  std::vector<std::weak_ptr<Stream>> blocking_ ISTHMUS_GUARDED_BY(blocking_mutex_);
+  Mutex done_mutex_;
+  Condition done_;
   std::atomic<int> broken_{0};
   std::atomic<bool> for_good_{false};
 };
@@ -140,18 +159,18 @@ class Handles {
  public:
   explicit Handles(uint64_t kind) : base_(uint64_t{0x80} << 48 | kind << 40) {}
   uint64_t add(std::shared_ptr<T> object) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     const uint64_t h = base_ + (++count_ << 4);
     map_.emplace(h, std::move(object));
     return h;
   }
   std::shared_ptr<T> find(uint64_t h) const {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     const auto it = map_.find(h);
     return it == map_.end() ? nullptr : it->second;
   }
   std::shared_ptr<T> remove(uint64_t h) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     const auto it = map_.find(h);
     if (it == map_.end()) return nullptr;
     auto object = std::move(it->second);
@@ -159,13 +178,13 @@ class Handles {
     return object;
   }
   const char *why_not(uint64_t h) const {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (lost_.count(h)) return "was lost when its device was reset";
     return h > base_ && h <= base_ + (count_ << 4) && (h & 15) == 0 ? "was destroyed" : "never existed";
   }
   template <class Which>
   std::vector<std::shared_ptr<T>> all(Which which) const {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     std::vector<std::shared_ptr<T>> found;
     for (const auto &[h, object] : map_)
       if (which(*object)) found.push_back(object);
@@ -174,24 +193,24 @@ class Handles {
   // What goes with a reset. Their handles are known for that; how many there were.
   template <class Which>
   size_t lose(Which which) {
-    const std::lock_guard lock(mutex_);
-    return std::erase_if(map_, [&](const auto &entry) {
+    const Lock lock(mutex_);
+    return std::erase_if(map_, [&](const auto &entry) ISTHMUS_REQUIRES(mutex_) {
       if (!which(*entry.second)) return false;
       lost_.insert(entry.first);
       return true;
     });
   }
   bool lost(uint64_t h) const {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     return lost_.count(h) != 0;
   }
 
  private:
   const uint64_t base_;
-  mutable std::mutex mutex_;
-  uint64_t count_ = 0;
-  std::unordered_map<uint64_t, std::shared_ptr<T>> map_;
-  std::unordered_set<uint64_t> lost_;
+  mutable Mutex mutex_;
+  uint64_t count_ ISTHMUS_GUARDED_BY(mutex_) = 0;
+  std::unordered_map<uint64_t, std::shared_ptr<T>> map_ ISTHMUS_GUARDED_BY(mutex_);
+  std::unordered_set<uint64_t> lost_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 struct Graph {
@@ -268,10 +287,10 @@ REHEARSAL_API Code synchronize(const EventPtr &event);
 REHEARSAL_API Code query(const StreamPtr &s);
 REHEARSAL_API Code synchronize(const StreamPtr &s);
 
-// A body of the skin's own, with the device's lock held already (enter()). While the stream captures it is recorded, not run.
+// A body of the skin's own. `inside`: the stream's device. While the stream captures it is recorded, not run.
 // `awaited`: with blocking launches the call returns when it has ended. Not so what only makes a stream wait or marks a point of it.
-REHEARSAL_API Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void()> body, bool quick = false,
-                                 const Extras *extras = nullptr, bool awaited = false);
+REHEARSAL_API Code submit_locked(const Entered &inside, const Entry &e, const StreamPtr &s, std::function<void()> body,
+                                 bool quick = false, const Extras *extras = nullptr, bool awaited = false);
 
 REHEARSAL_API Code begin_capture(const Entry &e, const StreamPtr &s, int mode);
 REHEARSAL_API Code end_capture(const Entry &e, const StreamPtr &s, uint64_t *graph);

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <set>
-#include <shared_mutex>
+
+#include "core/lock.hpp"
 
 namespace rehearsal {
 namespace {
@@ -19,14 +19,14 @@ constexpr uintptr_t kPage = 4096;
 using Blocks = std::map<uintptr_t, std::shared_ptr<Block>>;
 
 struct Books {
-  std::shared_mutex mutex;
-  Blocks device;                      // by device address
-  Blocks host;                        // registered memory, by its address on the host
-  std::map<uintptr_t, size_t> freed;  // device addresses that meant something
-  std::set<uintptr_t> lost;           // where what a reset took began, on the device or the host
-  std::deque<uintptr_t> freed_in_order;
-  std::map<int, size_t> used;
-  size_t registered = 0;  // bytes of the host's
+  SharedMutex mutex;
+  Blocks device ISTHMUS_GUARDED_BY(mutex);                      // by device address
+  Blocks host ISTHMUS_GUARDED_BY(mutex);                        // registered memory, by its address on the host
+  std::map<uintptr_t, size_t> freed ISTHMUS_GUARDED_BY(mutex);  // device addresses that meant something
+  std::set<uintptr_t> lost ISTHMUS_GUARDED_BY(mutex);           // where what a reset took began, on the device or the host
+  std::deque<uintptr_t> freed_in_order ISTHMUS_GUARDED_BY(mutex);
+  std::map<int, size_t> used ISTHMUS_GUARDED_BY(mutex);
+  size_t registered ISTHMUS_GUARDED_BY(mutex) = 0;  // bytes of the host's
 };
 Books &books() {
   static Books *const the_books = new Books;
@@ -47,7 +47,7 @@ typename Map::const_iterator containing(const Map &map, uintptr_t address) {
   return it == map.begin() ? map.end() : std::prev(it);
 }
 
-void retire(Books &b, const Block &block) {
+void retire(Books &b, const Block &block) ISTHMUS_REQUIRES(b.mutex) {
   const uintptr_t start = block.address & ~(kPage - 1);
   const size_t bytes = round_up(block.address + block.bytes) - start;
   ::mmap(reinterpret_cast<void *>(start), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -70,7 +70,7 @@ bool overlaps(const Blocks &blocks, uintptr_t start, size_t bytes) {
 
 Code enter_host_memory(const std::shared_ptr<Block> &block) {
   Books &b = books();
-  const std::unique_lock lock(b.mutex);
+  const Lock lock(b.mutex);
   if (overlaps(b.host, block->host, block->bytes)) return Code::Registered;
   if (settings().pinned && b.registered + block->bytes > settings().pinned) return Code::NoMemory;
   block->address = block->host;
@@ -88,7 +88,7 @@ Code enter_host_memory(const std::shared_ptr<Block> &block) {
 
 Code leave_host_memory(void *host, Pinned pinned) {
   Books &b = books();
-  const std::unique_lock lock(b.mutex);
+  const Lock lock(b.mutex);
   const auto found = b.host.find(reinterpret_cast<uintptr_t>(host));
   if (found == b.host.end() || found->second->pinned != pinned) return Code::NotRegistered;
   const std::shared_ptr<Block> block = found->second;
@@ -104,7 +104,7 @@ Code leave_host_memory(void *host, Pinned pinned) {
 
 bool was_lost(uintptr_t address) {
   Books &b = books();
-  const std::shared_lock lock(b.mutex);
+  const SharedLock lock(b.mutex);
   return b.lost.count(address) != 0;
 }
 
@@ -117,7 +117,7 @@ Block::~Block() {
 
 Place find_place(uintptr_t address) {
   Books &b = books();
-  const std::shared_lock lock(b.mutex);
+  const SharedLock lock(b.mutex);
   Place place;
   for (const Blocks *blocks : {&b.device, &b.host}) {
     const auto it = containing(*blocks, address);
@@ -136,7 +136,7 @@ Place find_place(uintptr_t address) {
 Code map_device_memory(int device, size_t bytes, uintptr_t *address) {
   if (bytes == 0) return Code::Invalid;
   Books &b = books();
-  const std::unique_lock lock(b.mutex);
+  const Lock lock(b.mutex);
   size_t &used = b.used[device];
   if (bytes > settings().memory || used + round_up(bytes) > settings().memory) return Code::NoMemory;
   const int fd = ::memfd_create("rehearsal device memory", MFD_CLOEXEC);
@@ -170,7 +170,7 @@ Code unmap_device_memory(const char *call, uintptr_t address) {
   Books &b = books();
   const char *what = nullptr;
   {
-    const std::unique_lock lock(b.mutex);
+    const Lock lock(b.mutex);
     const auto found = b.device.find(address);
     if (found == b.device.end() && b.lost.count(address)) return Code::Invalid;
     if (found == b.device.end())
@@ -249,10 +249,10 @@ Code unregister_host_memory(void *host) {
 
 void lose_memory(int device) {
   Books &b = books();
-  const std::unique_lock lock(b.mutex);
+  const Lock lock(b.mutex);
   b.used[device] = 0;
   for (Blocks *blocks : {&b.device, &b.host})
-    std::erase_if(*blocks, [&](const auto &entry) {
+    std::erase_if(*blocks, [&](const auto &entry) ISTHMUS_REQUIRES(b.mutex) {
       Block &block = *entry.second;
       if (block.device != device) return false;
       b.lost.insert(entry.first);
@@ -270,7 +270,7 @@ void lose_memory(int device) {
 
 size_t memory_used(int device) {
   Books &b = books();
-  const std::shared_lock lock(b.mutex);
+  const SharedLock lock(b.mutex);
   const auto found = b.used.find(device);
   return found == b.used.end() ? 0 : found->second;
 }

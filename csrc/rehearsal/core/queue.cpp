@@ -30,7 +30,7 @@ int64_t now_ns() noexcept {
 int64_t now_us() noexcept { return now_ns() / 1000; }
 
 int64_t CopyEngine::reserve(int64_t ready_ns, size_t bytes, double gbps) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   free_ns_ = std::max(ready_ns, free_ns_) + static_cast<int64_t>(static_cast<double>(bytes) / gbps);  // GB/s: bytes a ns
   return free_ns_;
 }
@@ -49,8 +49,8 @@ Queue::Queue(Device &device, int number)
 }
 
 void Queue::push(Item item) {
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [&] { return items_.size() < depth_; });
+  Lock lock(mutex_);
+  done_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return items_.size() < depth_; });
   item.submitted_ns = now_ns();
   item.stream->submitted.fetch_add(1, std::memory_order_relaxed);
   items_.push_back(std::move(item));
@@ -59,18 +59,18 @@ void Queue::push(Item item) {
 }
 
 void Queue::wait_idle() {
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [&] { return items_.empty(); });
+  Lock lock(mutex_);
+  done_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return items_.empty(); });
 }
 
 uint64_t Queue::pushed() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return pushed_;
 }
 
 void Queue::wait_done(uint64_t count) {
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [&] { return finished_ >= count; });
+  Lock lock(mutex_);
+  done_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return finished_ >= count; });
 }
 
 void Queue::end_at(int64_t ns, bool awake) {
@@ -114,8 +114,8 @@ void Queue::loop() {
   while (true) {
     Item *item = nullptr;
     {
-      std::unique_lock lock(mutex_);
-      work_.wait(lock, [&] { return !items_.empty(); });
+      Lock lock(mutex_);
+      work_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return !items_.empty(); });
       item = &items_.front();  // stays in place while others are pushed behind it
     }
     clock_ns_ = std::max(clock_ns_, item->submitted_ns);
@@ -126,7 +126,7 @@ void Queue::loop() {
     item->behind.clear();
     item->body = nullptr;  // lets go of memory and communicators before anybody hears that it is done
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       stream->done.fetch_add(1, std::memory_order_release);
       items_.pop_front();
       ++finished_;

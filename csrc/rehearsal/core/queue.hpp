@@ -4,15 +4,14 @@
 #include <time.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <vector>
 
 #include "core/ledger.hpp"
+#include "core/lock.hpp"
 
 namespace rehearsal {
 
@@ -47,8 +46,8 @@ class CopyEngine {
   int64_t reserve(int64_t ready_ns, size_t bytes, double gbps);
 
  private:
-  std::mutex mutex_;
-  int64_t free_ns_ = 0;
+  Mutex mutex_;
+  int64_t free_ns_ ISTHMUS_GUARDED_BY(mutex_) = 0;
 };
 
 // So much of what a stream was given.
@@ -91,10 +90,11 @@ class Queue {
   std::mt19937_64 random_;
   int64_t clock_ns_ = 0;  // these two are the queue's thread's
   bool timed_ = false;    // the body has called end_at
-  std::mutex mutex_;
-  std::condition_variable work_, done_;
-  std::deque<Item> items_;  // the first one is running
-  uint64_t pushed_ = 0, finished_ = 0;
+  Mutex mutex_;
+  Condition work_, done_;
+  std::deque<Item> items_ ISTHMUS_GUARDED_BY(mutex_);  // the first one is running
+  uint64_t pushed_ ISTHMUS_GUARDED_BY(mutex_) = 0;
+  uint64_t finished_ ISTHMUS_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace rehearsal

@@ -139,7 +139,7 @@ Code elapsed_ms(const EventPtr &first, const EventPtr &second, float *out) {
   int64_t at[2] = {0, 0};
   for (int i = 0; i < 2; ++i) {
     Event &event = i ? *second : *first;
-    const std::lock_guard lock(event.mutex);
+    const Lock lock(event.mutex);
     if (!event.timing || !event.marker) return Code::BadHandle;
     if (!event.marker->done.load(std::memory_order_acquire)) return Code::NotReady;
     at[i] = event.marker->at_ns.load(std::memory_order_relaxed);

@@ -92,8 +92,8 @@ Code resolve_word(const Entry &e, uintptr_t address, bool wide, Range *out) {
 
 }  // namespace
 
-Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void()> body, bool quick, const Extras *extras,
-                   bool awaited) {
+Code submit_locked(const Entered &, const Entry &e, const StreamPtr &s, std::function<void()> body, bool quick,
+                   const Extras *extras, bool awaited) {
   note_submission(e.name(), s.get());
   if (const auto capture = s->capture()) {
     ++capture->items;
@@ -128,7 +128,7 @@ Code copy(const Entry &e, const StreamPtr &s, uintptr_t to, Side to_side, uintpt
     });
     std::memmove(target.at, source.at, bytes);
   };
-  return submit_locked(e, s, body, false, nullptr, true);
+  return submit_locked(lock, e, s, body, false, nullptr, true);
 }
 
 Code copy_taken(const Entry &e, const StreamPtr &s, uintptr_t to, const void *from, size_t bytes) {
@@ -144,7 +144,7 @@ Code copy_taken(const Entry &e, const StreamPtr &s, uintptr_t to, const void *fr
     carry(d, q, Way::In, taken.size(), [] {});
     std::memcpy(target.at, taken.data(), taken.size());
   };
-  return submit_locked(e, s, body, false, nullptr, true);
+  return submit_locked(lock, e, s, body, false, nullptr, true);
 }
 
 bool between_hosts(uintptr_t to, uintptr_t from) {
@@ -164,7 +164,7 @@ Code fill(const Entry &e, const StreamPtr &s, uintptr_t to, unsigned char value,
     carry(d, q, Way::Inside, bytes, [] {});
     std::memset(target.at, value, bytes);
   };
-  return submit_locked(e, s, body, false, nullptr, true);
+  return submit_locked(lock, e, s, body, false, nullptr, true);
 }
 
 Code wait_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t value, Compare how, bool wide) {
@@ -173,7 +173,7 @@ Code wait_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t 
   if (d.broken()) return Code::Broken;
   Range word;
   if (const Code c = resolve_word(e, address, wide, &word); c != Code::Ok) return c;
-  return submit_locked(e, s, [call = e.name(), word, value, how, wide, s] {
+  return submit_locked(lock, e, s, [call = e.name(), word, value, how, wide, s] {
     if (!word.alive(call, s->device)) return;
     if (wide) stand_at<uint64_t>(word, value, how, *s);
     else stand_at<uint32_t>(word, static_cast<uint32_t>(value), how, *s);
@@ -194,7 +194,7 @@ Code write_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t
     else
       std::atomic_ref(*reinterpret_cast<uint32_t *>(word.at)).store(static_cast<uint32_t>(value), std::memory_order_release);
   };
-  return submit_locked(e, s, body, false, nullptr, true);
+  return submit_locked(lock, e, s, body, false, nullptr, true);
 }
 
 Code host_function(const Entry &e, const StreamPtr &s, void (*function)(void *), void *argument) {
@@ -207,7 +207,7 @@ Code host_function(const Entry &e, const StreamPtr &s, void (*function)(void *),
     function(argument);
     in_host_function() = false;
   };
-  return submit_locked(e, s, body, false, nullptr, true);
+  return submit_locked(lock, e, s, body, false, nullptr, true);
 }
 
 }  // namespace rehearsal

@@ -19,11 +19,11 @@ constexpr int kClearsIds = 22304;  // the version from which on the library writ
 constexpr Library kLibrary = library_named(REHEARSAL_NCCL_LIBRARY);
 
 struct Books {
-  std::mutex mutex;
-  std::map<CommHandle, CommPtr> live;
-  std::set<CommHandle> all;
+  Mutex mutex;
+  std::map<CommHandle, CommPtr> live ISTHMUS_GUARDED_BY(mutex);
+  std::set<CommHandle> all ISTHMUS_GUARDED_BY(mutex);
   // Whoever was given the text of an error may still read it when the next one comes, so none is ever changed.
-  std::deque<std::string> errors;
+  std::deque<std::string> errors ISTHMUS_GUARDED_BY(mutex);
   std::atomic<const char *> last_error{""};
 };
 Books &books() {
@@ -33,7 +33,7 @@ Books &books() {
 
 CommPtr add(const CommPtr &comm) {
   Books &b = books();
-  const std::lock_guard lock(b.mutex);
+  const Lock lock(b.mutex);
   comm->handle = new Handle;
   b.live[comm->handle] = comm;
   b.all.insert(comm->handle);
@@ -42,7 +42,7 @@ CommPtr add(const CommPtr &comm) {
 }
 void forget(CommHandle h) {
   Books &b = books();
-  const std::lock_guard lock(b.mutex);
+  const Lock lock(b.mutex);
   if (b.live.erase(h)) died(Live::Communicator);
 }
 
@@ -145,7 +145,7 @@ Result say(Result r, const char *format, ...) {
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
   Books &b = books();
-  const std::lock_guard lock(b.mutex);
+  const Lock lock(b.mutex);
   b.last_error.store(b.errors.emplace_back(text).c_str(), std::memory_order_release);
   return r;
 }
@@ -155,7 +155,7 @@ Result find(const Entry &e, CommHandle h, CommPtr *out) {
   bool known = false;
   {
     Books &b = books();
-    const std::lock_guard lock(b.mutex);
+    const Lock lock(b.mutex);
     const auto it = b.live.find(h);
     if (it != b.live.end()) {
       *out = it->second;
@@ -295,7 +295,7 @@ EXPORT Result ncclCommShrink(CommHandle h, int *excluded, int count, CommHandle 
   }
   std::vector<uint64_t> words(gone.begin(), gone.end());
   {
-    const std::lock_guard lock(c->mutex);
+    const Lock lock(c->mutex);
     words.push_back(c->shrinks[gone]++);
   }
   int rank = 0, first = 0;

@@ -6,11 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 
 #include "core/calls.hpp"
+#include "core/lock.hpp"
 #include "core/skin.hpp"
 
 namespace rehearsal::nccl {
@@ -74,12 +74,12 @@ struct Comm final : Communicator {
   using Communicator::Communicator;
   CommHandle handle = nullptr;
   bool blocking = true;
-  Token token{};                              // by which its ranks met
-  bool patient = false;                       // whoever listens for them may come later
-  std::map<std::set<int>, uint64_t> shrinks;  // without these ranks, so often
-  std::mutex mutex;
-  std::map<int, Scalar> scalars;
-  int next_op = kOps;
+  Token token{};         // by which its ranks met
+  bool patient = false;  // whoever listens for them may come later
+  Mutex mutex;
+  std::map<std::set<int>, uint64_t> shrinks ISTHMUS_GUARDED_BY(mutex);  // without these ranks, so often
+  std::map<int, Scalar> scalars ISTHMUS_GUARDED_BY(mutex);
+  int next_op ISTHMUS_GUARDED_BY(mutex) = kOps;
 
   // Where launches block, a communicator that does not has a thread that waits for them.
   Result now() {

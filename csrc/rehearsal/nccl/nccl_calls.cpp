@@ -48,7 +48,7 @@ Result find_operation(Comm &comm, int op, int type, Call *c) {
     c->work.reduction = static_cast<Reduction>(op);
     return kSuccess;
   }
-  const std::lock_guard lock(comm.mutex);
+  const Lock lock(comm.mutex);
   const auto it = comm.scalars.find(op);
   if (it == comm.scalars.end() || it->second.type != type) return say(kInvalidArgument, "op %d of type %d", op, type);
   c->work.reduction = Reduction::ScaledSum;
@@ -226,7 +226,7 @@ EXPORT Result ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int resi
       return note(kInvalidArgument);
     }
   }
-  const std::lock_guard lock(c->mutex);
+  const Lock lock(c->mutex);
   *op = c->next_op++;
   c->scalars[*op] = s;
   return kSuccess;
@@ -236,6 +236,6 @@ EXPORT Result ncclRedOpDestroy(int op, CommHandle h) {
   NCCL_CALL("ncclRedOpDestroy");
   CommPtr c;
   if (const Result r = find_ready(entry, h, &c)) return r;
-  const std::lock_guard lock(c->mutex);
+  const Lock lock(c->mutex);
   return c->scalars.erase(op) ? static_cast<Result>(kSuccess) : say(kInvalidArgument, "op %d", op);
 }

@@ -2,7 +2,6 @@
 #include <dlfcn.h>
 
 #include <cstdio>
-#include <mutex>
 #include <string>
 
 #include "nvidia/cuda_abi.hpp"
@@ -33,11 +32,6 @@ Context context_of(const Device *d) {
 Device *device_of(Context c) {
   const uint64_t n = (reinterpret_cast<uint64_t>(c) - kContexts) >> 4;
   return n >= 1 && n <= 4096 ? Machine::get().device(static_cast<int>(n) - 1) : nullptr;
-}
-
-std::mutex &contexts_mutex() {
-  static std::mutex *const mutex = new std::mutex;
-  return *mutex;
 }
 
 Device *numbered(const Entry &e, DeviceNumber n) {
@@ -190,7 +184,7 @@ EXPORT Result cuDevicePrimaryCtxRetain(Context *out, DeviceNumber n) {
   Device *d = numbered(entry, n);
   if (!d) return kInvalidDevice;
   if (!out) return kInvalidValue;
-  const std::lock_guard lock(contexts_mutex());
+  const Lock lock(d->context_mutex);
   ++d->retained;
   d->ended.store(false, std::memory_order_release);  // it begins anew, at the same place
   *out = context_of(d);
@@ -201,7 +195,7 @@ EXPORT Result cuDevicePrimaryCtxRelease_v2(DeviceNumber n) {
   CUDA_CALL("cuDevicePrimaryCtxRelease_v2");
   Device *d = numbered(entry, n);
   if (!d) return kInvalidDevice;
-  const std::lock_guard lock(contexts_mutex());
+  const Lock lock(d->context_mutex);
   if (d->retained == 0) return number(misuse(entry.name(), Code::NoContext, "released more often than retained"));
   --d->retained;
   return kSuccess;
@@ -212,7 +206,7 @@ EXPORT Result cuDevicePrimaryCtxGetState(DeviceNumber n, unsigned *flags, int *a
   Device *d = numbered(entry, n);
   if (!d) return kInvalidDevice;
   if (!flags || !active) return kInvalidValue;
-  const std::lock_guard lock(contexts_mutex());
+  const Lock lock(d->context_mutex);
   *flags = 0;
   *active = d->retained > 0 && !d->ended.load();
   return kSuccess;
@@ -224,7 +218,7 @@ EXPORT Result cuDevicePrimaryCtxReset_v2(DeviceNumber n) {
   Device *d = numbered(entry, n);
   if (!d) return kInvalidDevice;
   {
-    const std::lock_guard lock(contexts_mutex());
+    const Lock lock(d->context_mutex);
     if (d->retained == 0 || d->ended.exchange(true)) return kSuccess;  // there is none
   }
   reset(*d, false);
@@ -234,11 +228,11 @@ EXPORT Result cuDevicePrimaryCtxReset(DeviceNumber n) { return cuDevicePrimaryCt
 
 namespace {
 Result usable(const Entry &e, Context c, Device **out) {
-  *out = device_of(c);
-  if (!*out) return number(misuse(e.name(), Code::NoContext, "%p is not a context", c));
-  const std::lock_guard lock(contexts_mutex());
-  if ((*out)->retained == 0)
-    return number(misuse(e.name(), Code::NoContext, "the context of device %d is not retained", (*out)->ordinal()));
+  Device *const d = *out = device_of(c);
+  if (!d) return number(misuse(e.name(), Code::NoContext, "%p is not a context", c));
+  const Lock lock(d->context_mutex);
+  if (d->retained == 0)
+    return number(misuse(e.name(), Code::NoContext, "the context of device %d is not retained", d->ordinal()));
   return kSuccess;
 }
 }  // namespace
