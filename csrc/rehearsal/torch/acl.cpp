@@ -1,14 +1,18 @@
 // Huawei's runtime: like the others in what it can do, and in no call.
 #include <algorithm>
 #include <cstdint>
-#include <mutex>
 #include <set>
 #include <vector>
+
+#include "base/lock.hpp"
 
 #include "call.hpp"
 
 namespace rehearsal_torch {
 namespace {
+
+using isthmus::Lock;
+using isthmus::Mutex;
 
 constexpr int kRepeated = 100002, kNoMemory = 207001, kNoContext = 107002;
 constexpr uint32_t kSync = 1, kTimeline = 8, kFast = 3;
@@ -38,10 +42,11 @@ class Acl final : public Api {
   Call<Native> synchronize_event_{library_, "aclrtSynchronizeEvent"};
   Call<float *, Native, Native> elapsed_{library_, "aclrtEventElapsedTime"};
   Call<int, uint32_t> peers_{library_, "aclrtDeviceEnablePeerAccess"};
-  std::mutex mutex_;
-  std::set<Native> recorded_;    // events; one that was never recorded says the same as one that is not reached
-  std::vector<Native> leaving_;  // destroyed by torch, and perhaps not reached yet
-  std::set<int> known_;          // devices that may touch the others' memory
+  Mutex mutex_;  // held over vendor's calls: questions about events, and leave to touch another device's memory
+  // Events; one that was never recorded says the same as one that is not reached.
+  std::set<Native> recorded_ ISTHMUS_GUARDED_BY(mutex_);
+  std::vector<Native> leaving_ ISTHMUS_GUARDED_BY(mutex_);  // destroyed by torch, and perhaps not reached yet
+  std::set<int> known_ ISTHMUS_GUARDED_BY(mutex_);          // devices that may touch the others' memory
   const char *(*chip_)() = nullptr;
   const char *(*words_)() = nullptr;
 
@@ -106,7 +111,7 @@ class Acl final : public Api {
     const int code = get_device_(&before);
     if (code && code != kNoContext) fail(get_device_.name(), code, words_());
     if (code || before != device) run(set_device_, device);
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (known_.insert(device).second)
       for (int other = 0, n = devices(); other < n; ++other)
         if (other != device) run(peers_, other, 0u);
@@ -154,7 +159,7 @@ class Acl final : public Api {
   void destroy_event(Native event) override;
   void record(Native event, Native stream) override {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       recorded_.insert(event);
     }
     run(record_, event, stream);
@@ -173,7 +178,7 @@ class Acl final : public Api {
 void Acl::destroy_event(Native event) {
   std::vector<Native> reached;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     (recorded_.erase(event) ? leaving_ : reached).push_back(event);
     const auto first = std::partition(leaving_.begin(), leaving_.end(), [&](Native e) { return !done(e); });
     reached.insert(reached.end(), first, leaving_.end());

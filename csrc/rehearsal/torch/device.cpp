@@ -9,12 +9,16 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <mutex>
+
+#include "base/lock.hpp"
 
 #include "device.hpp"
 
 namespace rehearsal_torch {
 namespace {
+
+using isthmus::Lock;
+using isthmus::Mutex;
 
 constexpr int kDevices = 64;  // more than the simulation is ever told to have
 constexpr int kPool =
@@ -25,8 +29,8 @@ thread_local std::array<c10::StreamId, kDevices> the_streams{};
 
 // A stream's number: 0 is the device's default one, then come the pool's ordinary and its urgent ones. Made when first used.
 struct Streams {
-  std::mutex mutex;
-  std::array<Native, 2 * kPool + 1> made{};
+  Mutex mutex;  // held over the vendor's call that makes a stream
+  std::array<Native, 2 * kPool + 1> made ISTHMUS_GUARDED_BY(mutex){};
   std::atomic<unsigned> next[2] = {0, 0};
 };
 Streams &streams(int device) {
@@ -179,7 +183,7 @@ c10::Stream current_stream(int index) { return stream(index, the_streams.at(stat
 Native native(const c10::Stream &s) {
   if (s.id() == 0) return nullptr;
   Streams &all = streams(s.device_index());
-  const std::lock_guard lock(all.mutex);
+  const Lock lock(all.mutex);
   Native &made = all.made.at(static_cast<size_t>(s.id()));
   if (!made) {
     const On on(s.device_index());

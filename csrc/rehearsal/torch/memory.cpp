@@ -7,14 +7,18 @@
 #include <bit>
 #include <list>
 #include <map>
-#include <mutex>
 #include <tuple>
 #include <vector>
+
+#include "base/lock.hpp"
 
 #include "device.hpp"
 
 namespace rehearsal_torch {
 namespace {
+
+using isthmus::Lock;
+using isthmus::Mutex;
 
 constexpr size_t kSmallest = 512;     // the vendors' alignment
 constexpr size_t kSmall = 128 << 10;  // what is smaller shares a segment with others of its size
@@ -58,7 +62,7 @@ class Pool {
   Block *take(int device, c10::StreamId stream, size_t bytes);
   void give(Block *block) noexcept;
   void use(Block *block, const c10::Stream &stream) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     for (const c10::Stream &s : block->used_by)
       if (s == stream) return;
     block->used_by.push_back(stream);
@@ -73,11 +77,11 @@ class Pool {
     }
   };
   Counts counts(int device) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     return counts_[device];
   }
   void reset(int device, void (c10::CachingAllocator::Stat::*what)()) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     counts_[device].each(what);
   }
 
@@ -90,16 +94,17 @@ class Pool {
   void settle(bool wait);
 
   const bool pinned_;
-  std::mutex mutex_;  // guards what follows; no call of the vendor is made under it, for those may wait for the device
-  std::map<Key, std::vector<Block *>> free_;  // the last one freed goes first, so that a use after free does not stay unseen
-  std::vector<Block *> marked_;               // freed, and still in use by streams
-  std::list<Segment> segments_;
-  std::map<int, std::vector<Native>> spare_events_;
-  std::map<int, Counts> counts_;
+  Mutex mutex_;  // no call of the vendor is made under it, for those may wait for the device
+  // The last one freed goes first, so that a use after free does not stay unseen.
+  std::map<Key, std::vector<Block *>> free_ ISTHMUS_GUARDED_BY(mutex_);
+  std::vector<Block *> marked_ ISTHMUS_GUARDED_BY(mutex_);  // freed, and still in use by streams
+  std::list<Segment> segments_ ISTHMUS_GUARDED_BY(mutex_);
+  std::map<int, std::vector<Native>> spare_events_ ISTHMUS_GUARDED_BY(mutex_);
+  std::map<int, Counts> counts_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 Block *Pool::find(const Key &k) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const auto found = free_.find(k);
   if (found == free_.end() || found->second.empty()) return nullptr;
   Block *block = found->second.back();
@@ -117,7 +122,7 @@ bool Pool::grow(int device, c10::StreamId stream, size_t bytes) {
     memory = pinned_ ? api().allocate_pinned(all) : api().allocate(all);
   }
   if (!memory) return false;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Segment &segment = segments_.emplace_back(Segment{memory, all, device, 0});
   std::vector<Block *> &list = free_[{device, stream, bytes}];
   for (size_t at = all; at >= bytes; at -= bytes) {  // the lowest address goes first
@@ -150,7 +155,7 @@ Block *Pool::take(int device, c10::StreamId stream, size_t bytes) {
     block = find(k);  // another thread may have been faster
   }
   block->asked = bytes;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Counts &c = counts_[device];
   c.blocks.increase(1);
   c.bytes.increase(block->bytes);
@@ -165,7 +170,7 @@ void Pool::give(Block *block) noexcept {
     for (const c10::Stream &s : block->used_by) {
       Mark mark{nullptr, s.device_index()};
       {
-        const std::lock_guard lock(mutex_);
+        const Lock lock(mutex_);
         std::vector<Native> &spare = spare_events_[mark.device];
         if (!spare.empty()) {
           mark.event = spare.back();
@@ -182,7 +187,7 @@ void Pool::give(Block *block) noexcept {
     return;
   }
   block->used_by.clear();
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Counts &c = counts_[block->device];
   c.blocks.decrease(1);
   c.bytes.decrease(block->bytes);
@@ -196,7 +201,7 @@ void Pool::give(Block *block) noexcept {
 void Pool::settle(bool wait) {
   std::vector<Block *> marked;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     marked.swap(marked_);
   }
   for (Block *block : marked) {
@@ -209,7 +214,7 @@ void Pool::settle(bool wait) {
       done.push_back(mark);
       block->marks.pop_back();
     }
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     for (const Mark &mark : done) spare_events_[mark.device].push_back(mark.event);
     if (!block->marks.empty()) {
       marked_.push_back(block);
@@ -224,7 +229,7 @@ void Pool::trim() {
   settle(true);
   std::vector<Segment> released;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     for (auto &[k, list] : free_)
       std::erase_if(list, [](Block *b) {
         const bool goes = b->segment->in_use == 0;
