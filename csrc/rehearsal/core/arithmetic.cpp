@@ -10,8 +10,8 @@
 namespace rehearsal {
 namespace {
 
-// A small floating format. Without infinities, as in e4m3, the largest exponent holds numbers, too. What is too large for fp8 becomes
-// the largest number, as in the vendors' conversions.
+// A small floating-point format. e4m3 has no infinities, and its largest exponent holds numbers, too. A value too large for a saturating
+// format becomes the largest number, as in the vendors' conversions to fp8.
 template <class B, int Exponent, int Mantissa, bool Infinities, bool Saturates>
 struct Small {
   using Bits = B;

@@ -50,7 +50,7 @@ Code submit_messages(const Entered &inside, const std::vector<Operation> &operat
       x, breaks_device(x.late), operations.front().awaited);
 }
 
-// `second` goes on when `first` has come here.
+// Makes `second` wait here until `first` has come here.
 void order(const Entered &inside, const Entry &e, const StreamPtr &first, const StreamPtr &second) {
   const auto marker = std::make_shared<Marker>();
   const Extras none;
@@ -93,8 +93,8 @@ Code launch(const std::vector<Operation> &operations, BreaksDevice breaks_device
   if (!s->capture() && comm.prepare(e.name()) != Code::Ok) return Code::NoMemory;
   const auto lock = comm.device.enter();
   if (comm.device.broken() || comm.lost()) return Code::Broken;
-  const Lock submission(comm.submission);  // the device's lock may be switched off
-  // One communicator's work is done in the order of its calls, whatever the streams.
+  const Lock submission(comm.submission);  // REHEARSAL_LOCKING may have taken the device's lock away
+  // The work of a communicator is done in the order of its calls, also over several streams.
   if (!s->capture()) {
     if (comm.last && comm.last != s) order(lock, e, comm.last, s);
     comm.last = s;

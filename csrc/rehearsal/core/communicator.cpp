@@ -67,7 +67,7 @@ Code Communicator::submit_locked(const Entered &inside, const Entry &e, const St
     const Lock lock(mutex_);
     ++pending_;
   }
-  // The queue lets go of it whether it ran the work or not.
+  // The queue lets go of `pending` after the work, and also where the work did not run.
   const std::shared_ptr<void> pending(nullptr, [self, s](void *) {
     if (self->cut_off && s->cancelled()) self->state.store(self->cut_off);
     {
@@ -124,7 +124,7 @@ void Communicator::destroy(const char *call, bool waits) {
     const Lock guard(mutex_);
     mine.swap(scratch_);
   }
-  if (lost()) return;  // and so is that
+  if (lost()) return;  // the reset has taken the memory, too
   for (const uintptr_t address : mine) unmap_device_memory(call, address);
 }
 

@@ -15,12 +15,14 @@
 namespace rehearsal {
 namespace {
 
-constexpr size_t kHalf = size_t{512} << 10;  // of a rank's buffer: one is filled while the other is still read
-constexpr size_t kSlot = size_t{64} << 10;   // of a pair's channel, two each
+constexpr size_t kHalf =
+    size_t{512} << 10;  // bytes of half a rank's buffer: one half is filled while the other is still read
+constexpr size_t kSlot = size_t{64} << 10;  // bytes; a channel has two slots
 
 using Word = std::atomic<uint32_t>;
 static_assert(Word::is_always_lock_free);
 
+// What a rank calls, for the others to compare.
 struct Description {
   int32_t kind, type, reduction, root;
   uint64_t count, factor;
@@ -51,7 +53,7 @@ struct Channel {  // from one rank to another
   Slot slots[2];
 };
 
-// The segment: one Line where ranks arrive, the members, and a channel for each pair.
+// The segment: a Line that counts the ranks that have arrived, a Member for each rank, and a Channel for each pair of ranks and direction.
 Line &arrivals(std::byte *base) { return *reinterpret_cast<Line *>(base); }
 Member &member(std::byte *base, int rank) { return reinterpret_cast<Member *>(base + sizeof(Line))[rank]; }
 Channel &channel(std::byte *base, int size, int from, int to) {
@@ -61,6 +63,7 @@ Channel &channel(std::byte *base, int size, int from, int to) {
 
 bool reached(const Word &w, uint32_t step) { return static_cast<int32_t>(w.load(std::memory_order_acquire) - step) >= 0; }
 
+// False: stop() was true.
 template <class Ready>
 bool wait_or_stop(Ready ready, const Fabric::Stop &stop) {
   bool stopped = false;
@@ -68,6 +71,7 @@ bool wait_or_stop(Ready ready, const Fabric::Stop &stop) {
   return !stopped;
 }
 
+// Sleeps as long as the bytes would travel (REHEARSAL_FABRIC_GBPS).
 void travel(size_t bytes) {
   const double rate = settings().fabric_gbps;
   if (rate > 0) sleep_us(static_cast<double>(bytes) / (rate * 1000));
@@ -110,7 +114,7 @@ Met Fabric::join(const Library &library, const Token &token, int rank, int size,
 
 const std::byte *Fabric::piece(int rank) const { return member(base_, rank).halves[step_ & 1].data; }
 
-// One step of all ranks: each posts a piece, and then each may read those of all.
+// One step. put() writes this rank's piece, and take() reads the pieces of all ranks. False: stopped.
 bool Fabric::exchange(const char *call, const Work &w, const Stop &stop, const std::function<void(std::byte *)> &put,
                       const std::function<void()> &take, size_t bytes) {
   const uint32_t step = ++step_;
@@ -185,7 +189,7 @@ void Fabric::run(const char *call, const Work &w, const Stop &stop) {
 }
 
 void Fabric::run(const char *call, const std::vector<Message> &messages, const Stop &stop, bool until_taken) {
-  struct Line_ {  // the messages of one direction with one peer, in order
+  struct Line_ {  // the messages to or from one peer, in their order
     std::deque<Message> left;
     uint64_t at = 0;
   };

@@ -20,7 +20,7 @@ struct Journal {
   Guarded<std::string> text;
 };
 Journal &journal() {
-  static auto *const the_journal = new Journal;  // threads of the program may call at its end
+  static auto *const the_journal = new Journal;  // never destroyed: threads may call while the program exits
   return *the_journal;
 }
 

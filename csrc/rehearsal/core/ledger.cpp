@@ -21,8 +21,8 @@ namespace rehearsal {
 struct Counter {
   std::string name;
   std::atomic<unsigned long> calls{0};  // since the last reset
-  std::atomic<unsigned long> all{0};
-  bool watched = false;  // a fault names it
+  std::atomic<unsigned long> all{0};    // since the beginning; a fault names one by this number
+  bool watched = false;                 // a fault of the settings names the function
 };
 
 namespace {
@@ -42,7 +42,7 @@ void at_exit();
 
 Ledger &ledger() {
   static Ledger *const the_ledger = [] {
-    auto *l = new Ledger;  // outlives static destruction: threads of the engine still count
+    auto *l = new Ledger;  // never destroyed: threads of the queues may count while the program exits
     settings();
     std::atexit(at_exit);
     return l;
@@ -50,7 +50,7 @@ Ledger &ledger() {
   return *the_ledger;
 }
 
-// Versions of one function are one function to whoever counts.
+// cuMemAlloc and cuMemAlloc_v2 are counted as one function.
 std::string plain(const char *name) {
   std::string s = name;
   if (s.size() > 3 && s.compare(s.size() - 3, 3, "_v2") == 0) s.resize(s.size() - 3);

@@ -1,4 +1,5 @@
-// What happened: calls by name, what lives, misuse. And the door that every simulated function enters by, where faults are injected.
+// The ledger counts calls by name, living objects and misuse. Entry is the door of every simulated function: it counts the call, and
+// injects the faults that the settings want.
 #pragma once
 
 #include <atomic>
@@ -8,7 +9,7 @@
 
 namespace rehearsal {
 
-// Outcomes in no vendor's words; a skin has its own number for each.
+// The outcome of a call, in no vendor's words. A skin has the vendor's number for each.
 enum class Code {
   Ok,
   Invalid,
@@ -26,28 +27,29 @@ enum class Code {
   CaptureUnmatched,
   CapturedEvent,
   NotPermitted,
-  Broken,  // the device failed; its own number says how
-  Lost,    // it was on a device that has been reset
+  Broken,  // the device has failed; Device::broken() has the vendor's number
+  Lost,    // the object was on a device that has been reset
 };
 
-// What the settings have in store for the work of one call.
+// Faults that the settings want for the work of one call, when the work runs on the stream.
 struct Extras {
-  int late = 0;  // the code with which it fails on the stream
-  int slow_ms = 0;
-  bool hang = false;
+  int late = 0;       // the work fails with this code of the vendor; 0: it does not
+  int slow_ms = 0;    // the work begins so much later
+  bool hang = false;  // the work does not end by itself
 };
 
 struct Counter;
+// The counter of a function. The counter lives for ever. A "_v2" at the end of the name is left out.
 REHEARSAL_API Counter &counter(const char *name);
 
-// One call of a simulated function. A skin asks the two questions in this order before it does anything.
+// One call of a simulated function. A skin asks in_child() first, then fault(), and only then does something.
 class REHEARSAL_API Entry {
  public:
   explicit Entry(Counter &c);
   const char *name() const noexcept { return name_; }
-  bool in_child() const noexcept { return in_child_; }  // of a fork: the engine's threads are not here
-  int fault() const noexcept { return fault_; }         // the code to return, nothing done; 0: none
-  bool for_good() const noexcept { return for_good_; }  // and so do later calls on that device
+  bool in_child() const noexcept { return in_child_; }  // in a fork's child, which has no threads of the queues
+  int fault() const noexcept { return fault_; }         // the vendor's code to return at once; 0: none
+  bool for_good() const noexcept { return for_good_; }  // later calls on the device return that code, too
   const Extras &extras() const noexcept { return extras_; }
 
  private:
@@ -58,28 +60,31 @@ class REHEARSAL_API Entry {
   Extras extras_;
 };
 
-// Says it on stderr, counts it, and ends the process unless told otherwise. Returns the code.
+// The program has misused the vendor's interface. Writes a line on stderr, counts the misuse, and aborts the process unless
+// REHEARSAL_ABORT_ON_MISUSE=0. Returns `code`.
 REHEARSAL_API Code misuse(const char *call, Code code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 enum class Live { Allocation, Registration, Stream, Event, Communicator };
 REHEARSAL_API void born(Live what) noexcept;
 REHEARSAL_API void died(Live what) noexcept;
 
-// Groups of calls that were opened and not closed, in all threads.
+// The number of groups of calls that are open, in all threads.
 REHEARSAL_API std::atomic<int> &open_groups() noexcept;
 
-// True on an engine's thread while it runs a function of the program.
+// True while the calling thread runs a host function of the program for a stream. There no vendor's function may be called.
 REHEARSAL_API bool &in_host_function() noexcept;
 
-// From now on a fork's child may not use the simulated libraries.
+// From the first call on, a child of fork() may not use the simulated libraries.
 REHEARSAL_API void guard_forks();
 
 }  // namespace rehearsal
 
+// For tests.
 extern "C" {
-REHEARSAL_API unsigned long rehearsal_calls(const char *name);
+REHEARSAL_API unsigned long rehearsal_calls(const char *name);  // of that function, since the last reset
 REHEARSAL_API void rehearsal_reset_calls(void);
-REHEARSAL_API void rehearsal_forgive(void);  // the faults that were asked for do not happen any more
+REHEARSAL_API void rehearsal_forgive(void);  // from now on no fault is injected
 REHEARSAL_API unsigned long rehearsal_misuses(void);
+// How many live of: "allocation", "registration", "stream", "event", "communicator".
 REHEARSAL_API size_t rehearsal_live(const char *what);
 }

@@ -1,4 +1,4 @@
-// The house's locks, whose use the compiler checks, under the rehearsal's name. base/lock.hpp says how they are used.
+// The locks of base/lock.hpp, whose use the compiler checks, in the namespace of the rehearsal.
 #pragma once
 
 #include "base/lock.hpp"

@@ -30,8 +30,7 @@ Device::Device(int ordinal) : ordinal_(ordinal) {
 }
 
 StreamPtr Device::thread_stream() {
-  static thread_local std::unordered_map<Device *, StreamPtr>
-      streams;  // what a thread leaves in one is done when it has ended
+  static thread_local std::unordered_map<Device *, StreamPtr> streams;  // an item keeps its stream when the thread has ended
   StreamPtr &mine = streams[this];
   if (!mine) add_blocking(mine = std::make_shared<Stream>(*this, next_queue(), 0u, 0, false, Kind::Blocking));
   return mine;
@@ -53,7 +52,7 @@ void Device::add_blocking(const StreamPtr &s) {
 
 std::vector<Reached> Device::behind(const Stream &s) {
   std::vector<Reached> found;
-  const auto add = [&](const StreamPtr &other) {  // one queue has an order of its own
+  const auto add = [&](const StreamPtr &other) {  // two streams of one queue need no wait
     if (&other->queue != &s.queue && !other->idle()) found.push_back({other, other->submitted.load()});
   };
   if (s.kind == Kind::Blocking) add(null_);
@@ -85,7 +84,7 @@ void Device::wait_idle() {
 }
 
 void Device::announce() {
-  { const Lock lock(done_mutex_); }  // whoever looked and is about to sleep, sleeps by now
+  { const Lock lock(done_mutex_); }  // a thread that has looked and is about to sleep, sleeps by now
   done_.notify_all();
 }
 
@@ -109,7 +108,7 @@ Machine::Machine() {
 bool Machine::started() noexcept { return the_machine_runs.load(std::memory_order_acquire); }
 
 Machine &Machine::get() {
-  static Machine *const the_machine = new Machine;  // never destroyed: its threads run until the process ends
+  static Machine *const the_machine = new Machine;  // never destroyed: the queues' threads run until the process ends
   return *the_machine;
 }
 
@@ -168,7 +167,7 @@ Code record(const Entry &e, const EventPtr &event, const StreamPtr &s) {
       lock, e, s,
       [marker, &q = s->queue] {
         q.end_at(q.ready_ns());
-        marker->at_ns.store(q.ready_ns(), std::memory_order_relaxed);  // not when this thread woke for it
+        marker->at_ns.store(q.ready_ns(), std::memory_order_relaxed);  // not when this thread woke up
         marker->done.store(true, std::memory_order_release);
       },
       true);
@@ -180,7 +179,7 @@ Code wait_event(const Entry &e, const StreamPtr &s, const EventPtr &event) {
   {
     const Lock mine(event->mutex);
     marker = event->marker;
-    if (event->capture && !s->capture()) {  // the stream joins what the event's stream captures
+    if (event->capture && !s->capture()) {  // the stream joins the capture of the event's stream
       s->capture(event->capture);
       const Lock members(event->capture->mutex);
       event->capture->streams.push_back(s);

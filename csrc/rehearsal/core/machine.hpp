@@ -1,4 +1,17 @@
-// The simulated machine: devices with their lock, streams, events, and what can be submitted.
+// The simulated machine: devices, their streams and events, and the work that a stream can be given.
+//
+// A device has one or several queues (queue.hpp). A queue is a thread. Each stream belongs to a queue, and a queue may have several
+// streams.
+//
+//   thread of the program                    thread of the queue
+//     enter(): takes the device's lock
+//     copy(): checks the addresses
+//     pushes an item                  ---->
+//     gives the lock back                      runs the item when the items before it are done
+//     synchronize(): sleeps                    counts the item in Stream::done
+//     returns                         <----    announce(): wakes all who sleep for this device
+//
+// Thread rules: any thread, unless a function says otherwise.
 #pragma once
 
 #include <atomic>
@@ -16,27 +29,31 @@
 
 namespace rehearsal {
 
-// What a record of an event left in a queue.
+// What a record of an event leaves in a queue.
 struct Marker {
   std::atomic<bool> done{false};
-  std::atomic<int64_t> at_ns{0};  // by the queue's clock
+  std::atomic<int64_t> at_ns{0};  // when the queue came to the record, by the queue's clock
 };
 
-// Streams that record into one graph.
+// A capture: streams that record into one graph.
 struct Capture {
   uint64_t graph = 0;
-  Stream *origin = nullptr;
-  int mode = 0;  // 0: no thread may make an unsafe call meanwhile
+  Stream *origin = nullptr;  // where the capture began, and must end
+  int mode = 0;              // 0: global, no thread may make an unsafe call meanwhile; 1: thread-local; 2: relaxed
   std::atomic<bool> invalid{false};
-  std::atomic<size_t> items{0};
+  std::atomic<size_t> items{0};  // recorded so far
   Mutex mutex;
   std::vector<std::shared_ptr<Stream>> streams ISTHMUS_GUARDED_BY(mutex);
 };
 
-// What the null stream of NVIDIA's and AMD's has to do with a stream: its work waits for all that blocking ones have been given, and theirs
-// for all that it has been given.
+// How a stream and the null stream of NVIDIA and AMD wait for each other:
+//
+//   Apart      never
+//   Blocking   work of the stream waits for all work that the null stream has been given
+//   Null       is the null stream. Its work waits for all work that Blocking streams have been given.
 enum class Kind { Apart, Blocking, Null };
 
+// A stream: work in the order of its calls. `own`: the program made the stream, not the device.
 class REHEARSAL_API Stream {
  public:
   Stream(Device &d, Queue &q, unsigned f, int p, bool own, Kind k = Kind::Apart)
@@ -45,24 +62,24 @@ class REHEARSAL_API Stream {
   Queue &queue;
   const unsigned flags;
   const int priority;
-  const bool special;  // belongs to the device, not to the program
+  const bool special;  // the device made the stream, not the program
   const Kind kind;
-  std::atomic<uint64_t> submitted{0}, done{0};
-  std::shared_ptr<Capture> capture() const;
+  std::atomic<uint64_t> submitted{0}, done{0};  // numbers of items
+  std::shared_ptr<Capture> capture() const;     // null: the stream does not capture
   void capture(std::shared_ptr<Capture> c);
-  // What has not begun yet will not run, and what stands is let go. Later work is done again.
+  // Items that have been submitted and have not begun will not run. An item that runs and waits is let go. Later items run.
   void cancel() noexcept { cancelled_.store(submitted.load(std::memory_order_relaxed), std::memory_order_release); }
-  // Asked by its queue's thread: whether that is so of what is next, or running.
+  // Whether the item that runs, or else the next one, was cancelled. Called by the queue's thread.
   bool cancelled() const noexcept {
     return done.load(std::memory_order_relaxed) < cancelled_.load(std::memory_order_acquire);
   }
-  bool given_up() const noexcept;  // that, or the device failed
-  // Returns when the first so many items are done, or will not be.
+  bool given_up() const noexcept;  // cancelled, or the device has failed
+  // Returns when the first `items` items are done, or when the device has failed.
   void wait_done(uint64_t items) const;
   bool idle() const noexcept { return done.load(std::memory_order_acquire) >= submitted.load(std::memory_order_relaxed); }
 
  private:
-  std::atomic<uint64_t> cancelled_{0};  // so many of the first items
+  std::atomic<uint64_t> cancelled_{0};  // the first so many items are cancelled
   mutable Mutex mutex_;
   std::shared_ptr<Capture> capture_ ISTHMUS_GUARDED_BY(mutex_);
 };
@@ -72,13 +89,14 @@ struct Event {
   int device = 0;
   bool timing = true;
   Mutex mutex;
-  std::shared_ptr<Marker> marker ISTHMUS_GUARDED_BY(mutex);    // of the last record
-  std::shared_ptr<Capture> capture ISTHMUS_GUARDED_BY(mutex);  // of a record while capturing
+  std::shared_ptr<Marker> marker ISTHMUS_GUARDED_BY(mutex);    // of the last record outside of captures
+  std::shared_ptr<Capture> capture ISTHMUS_GUARDED_BY(mutex);  // in which the last record stands; null: in none
 };
 using EventPtr = std::shared_ptr<Event>;
 
-// A thread inside of a device, as long as this lives: it holds the device's lock. REHEARSAL_LOCKING=0 takes the locks of devices away, so
-// they guard no field, and clang's analysis sees nothing of this. A function whose caller must be inside takes an Entered as the proof.
+// A thread is inside of a device as long as its Entered lives: the thread holds the device's lock. REHEARSAL_LOCKING=0 takes the locks of
+// devices away. So a device's lock guards no field, and clang's analysis does not see an Entered. A function whose caller must be inside
+// takes the Entered as the proof.
 class Entered {
  public:
   explicit Entered(Mutex *lock) ISTHMUS_UNCHECKED : lock_(lock) {
@@ -94,7 +112,7 @@ class Entered {
   Mutex *lock_;
 };
 
-// A copy's, by what it begins and ends at.
+// The direction of a copy: from a device to the host, from the host to a device, and all others.
 enum class Way { Out, In, Inside };
 
 class REHEARSAL_API Device {
@@ -102,20 +120,24 @@ class REHEARSAL_API Device {
   explicit Device(int ordinal);
   int ordinal() const noexcept { return ordinal_; }
   const StreamPtr &null_stream() const noexcept { return null_; }
-  StreamPtr thread_stream();             // the calling thread's own
-  std::vector<StreamPtr> own_streams();  // the null one, and those of all threads
+  StreamPtr thread_stream();             // the calling thread's default stream; made at the first call
+  std::vector<StreamPtr> own_streams();  // the null stream, and the default streams of all threads
   void add_blocking(const StreamPtr &s);
-  std::vector<Reached> behind(const Stream &s);  // what its next work waits for, by what the two are
-  Queue &next_queue();
+  std::vector<Reached> behind(const Stream &s);  // what the next item of `s` has to wait for in other queues (Kind)
+  Queue &next_queue();                           // for a new stream: the queues in turn
   CopyEngine &engine(Way way) noexcept { return engines_[static_cast<size_t>(way)]; }
 
-  // Every call that touches the device goes through here; a call that allocates stands in it until the device is idle.
+  // A call that touches the device is made inside. enter_and_wait() returns inside, when all queues are empty. Calls that allocate or free
+  // memory use enter_and_wait(): with the vendors, too, such a call holds the device's lock until the device is idle. With
+  // REHEARSAL_LOCKING=0 enter_and_wait() does not wait.
   Entered enter();
   Entered enter_and_wait();
-  void wait_idle();      // of what is submitted by now, without the lock
-  void wait_all_idle();  // the queues are empty
+  void wait_idle();      // for the items that have been submitted by now. The caller is not inside.
+  void wait_all_idle();  // until all queues are empty
 
-  void announce();  // something was done
+  // announce() says that something was done. wait() returns when ready() is true. wait() looks at the beginning and after each announce().
+  // ready() is called with a lock held and must not wait. wait_for() returns false when the time is over.
+  void announce();
   template <class Ready>
   void wait(Ready ready) {
     Lock lock(done_mutex_);
@@ -127,15 +149,17 @@ class REHEARSAL_API Device {
     return done_.wait_for(lock, most, ready);
   }
 
-  int broken() const noexcept { return broken_.load(std::memory_order_acquire); }  // a vendor's code that sticks; 0: well
+  // The vendor's code with which the device failed; 0: the device works. The first code stays.
+  int broken() const noexcept { return broken_.load(std::memory_order_acquire); }
   void break_down(int code);
-  // Likewise, and calls that work on the device give that code from now on. What ends something still ends it, as a real one's end would.
+  // As break_down(). Calls that work on the device also return the code from now on. Calls that end something still end it.
   void break_down_for_good(int code);
+  // The code of break_down_for_good(); 0: none.
   int fails() const noexcept { return for_good_.load(std::memory_order_acquire) ? broken() : 0; }
 
   Mutex context_mutex;
   int retained ISTHMUS_GUARDED_BY(context_mutex) = 0;  // of the primary context
-  std::atomic<bool> ended{false};                      // that context, by a reset, until somebody retains it again
+  std::atomic<bool> ended{false};                      // a reset ended that context, and nobody has retained it since
   std::atomic<unsigned> resets{0};
 
  private:
@@ -153,7 +177,8 @@ class REHEARSAL_API Device {
   std::atomic<bool> for_good_{false};
 };
 
-// Handles that are no pointers and never come twice, so that a handle that was destroyed is known for one.
+// Handles of streams, events and so on. A handle is a number and no pointer, and no number comes twice. So a handle that was destroyed is
+// known for what it was. `kind`: a number for each sort of handle.
 template <class T>
 class Handles {
  public:
@@ -177,6 +202,7 @@ class Handles {
     map_.erase(it);
     return object;
   }
+  // Why find() has nothing for this handle, as the end of a sentence about the handle.
   const char *why_not(uint64_t h) const {
     const Lock lock(mutex_);
     if (lost_.count(h)) return "was lost when its device was reset";
@@ -190,7 +216,7 @@ class Handles {
       if (which(*object)) found.push_back(object);
     return found;
   }
-  // What goes with a reset. Their handles are known for that; how many there were.
+  // A reset takes all objects for which which() is true. Their handles count as lost. Returns how many there were.
   template <class Which>
   size_t lose(Which which) {
     const Lock lock(mutex_);
@@ -220,66 +246,77 @@ struct Graph {
 class REHEARSAL_API Machine {
  public:
   static bool started() noexcept;
-  static Machine &get();  // starts it
+  static Machine &get();  // the first call starts the machine
   int devices() const noexcept { return static_cast<int>(devices_.size()); }
-  Device *device(int ordinal) noexcept;
+  Device *device(int ordinal) noexcept;  // null: there is no such device
   Handles<Stream> streams{1};
   Handles<Event> events{2};
   Handles<Graph> graphs{3};
-  std::atomic<int> global_captures{0};
-  std::atomic<int> illegal_address{1};       // the vendor's number for a device that touched what it may not
-  std::atomic<bool> always_a_device{false};  // a thread that has chosen none has the first
-  std::atomic<bool> blocking{false};         // a call that gives the device work returns when that has ended
+  std::atomic<int> global_captures{0};       // captures of mode 0 that have begun and not ended
+  std::atomic<int> illegal_address{1};       // the vendor's code of a device that touched freed memory
+  std::atomic<bool> always_a_device{false};  // a thread that has chosen no device has device 0
+  std::atomic<bool> blocking{false};         // a call that submits work returns when the work is done
 
  private:
   Machine();
   std::vector<std::unique_ptr<Device>> devices_;
 };
 
-// The stack of the thread's devices; the last one is current. An empty one: none is, or the first.
+// The calling thread's stack of devices. The last device is current. With an empty stack no device is current, or device 0
+// (Machine::always_a_device).
 REHEARSAL_API std::vector<Device *> &device_stack();
-REHEARSAL_API Device *current_device();
+REHEARSAL_API Device *current_device();  // null: none
 
-// ---- what a skin does ----
+// ---- what a skin does -----------------------------------------------------------------------------------------------------
+//
+// A skin is one simulated library of a vendor. `e` is the call that the program has made of the library. All sizes are in bytes. An outcome
+// is in no vendor's words (Code). The functions may report a misuse, which ends the process unless REHEARSAL_ABORT_ON_MISUSE=0.
 
+// Memory. Each returns when the device is idle and the memory is allocated, freed, registered or unregistered.
 REHEARSAL_API Code allocate(const Entry &e, Device &d, size_t bytes, uintptr_t *address);
 REHEARSAL_API Code release(const Entry &e, Device &d, uintptr_t address);
 REHEARSAL_API Code allocate_host(const Entry &e, Device &d, size_t bytes, void **host, Pinned pinned = Pinned::Allocated);
 REHEARSAL_API Code release_host(const Entry &e, Device &d, void *host, Pinned pinned = Pinned::Allocated);
 REHEARSAL_API Code enter_host(const Entry &e, Device &d, void *host, size_t bytes);
 REHEARSAL_API Code leave_host(const Entry &e, Device &d, void *host);
-// All that the program has on the device is gone: streams, events, memory, registrations. What was submitted is dropped and what runs is
-// let go, unless `waits`: then it is done before.
+// A reset takes all that the program has on the device: streams, events, memory, registrations. `waits`: the items that were submitted
+// before the call are done first. Else waiting items are dropped, and an item that runs and waits is let go.
 REHEARSAL_API void reset(Device &d, bool waits);
 
 // What a side of a copy may be.
 enum class Side {
-  Known,     // of a device or registered
+  Known,     // memory of a device, or registered memory of the host
   Device,    // an address of the device
-  Host,      // registered
-  Pageable,  // of the host, registered or not
+  Host,      // registered memory of the host
+  Pageable,  // memory of the host, registered or not
   Any
 };
 
+// The functions below submit work to a stream, and return Broken if the device has failed. They check addresses when they are called, and
+// once more when the work runs: memory that was freed meanwhile is a misuse, and the device fails.
 REHEARSAL_API Code copy(const Entry &e, const StreamPtr &s, uintptr_t to, Side to_side, uintptr_t from, Side from_side,
                         size_t bytes);
-// The same of bytes that the engine takes at the call, so that the program has its memory back before they have arrived.
+// A copy to a device of bytes that are read during the call. The program has its memory back when the call returns.
 REHEARSAL_API Code copy_taken(const Entry &e, const StreamPtr &s, uintptr_t to, const void *from, size_t bytes);
-// Whether both are memory of the host.
+// Whether both addresses are memory of the host.
 REHEARSAL_API bool between_hosts(uintptr_t to, uintptr_t from);
 REHEARSAL_API Code fill(const Entry &e, const StreamPtr &s, uintptr_t to, unsigned char value, size_t bytes);
 
 enum class Compare {
-  GreaterEqual,  // on a circle: the difference is not negative
+  GreaterEqual,  // word - value, as a signed number of the word's width, is not negative
   Equal,
-  And,
-  Nor,
-  SignedGreaterEqual  // of numbers of 64 bits; narrower ones are positive
+  And,                // some bit is set in both
+  Nor,                // some bit is set in neither
+  SignedGreaterEqual  // as signed numbers of 64 bits; a word of 32 bits is positive
 };
+// `address`: a word of 8 bytes if `wide`, else of 4, aligned. The stream waits until the word compares with `value`.
 REHEARSAL_API Code wait_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t value, Compare how, bool wide);
 REHEARSAL_API Code write_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t value, bool wide);
 REHEARSAL_API Code host_function(const Entry &e, const StreamPtr &s, void (*function)(void *), void *argument);
 
+// Events and streams. query() returns Ok if the event's record or all items of the stream are done, else NotReady. synchronize() waits for
+// what was recorded or submitted before the call. An event that was never recorded counts as done. All return Broken if the device has
+// failed, CapturedEvent for an event of a capture, and CaptureUnsupported for a stream that captures, which makes the capture invalid.
 REHEARSAL_API Code record(const Entry &e, const EventPtr &event, const StreamPtr &s);
 REHEARSAL_API Code wait_event(const Entry &e, const StreamPtr &s, const EventPtr &event);
 REHEARSAL_API Code query(const EventPtr &event);
@@ -287,11 +324,17 @@ REHEARSAL_API Code synchronize(const EventPtr &event);
 REHEARSAL_API Code query(const StreamPtr &s);
 REHEARSAL_API Code synchronize(const StreamPtr &s);
 
-// A body of the skin's own. `inside`: the stream's device. While the stream captures it is recorded, not run.
-// `awaited`: with blocking launches the call returns when it has ended. Not so what only makes a stream wait or marks a point of it.
+// Submits an item with a body of the skin's own. A stream that captures records the item, and the body never runs.
+//
+//   inside    the stream's device
+//   quick     the item is a mark: it takes no time, and runs even if the device has failed
+//   extras    what the settings have in store for the item; null: what they have for the call `e`
+//   awaited   with Machine::blocking the call returns when the item is done. Not for items that make a stream wait or mark a point in it.
 REHEARSAL_API Code submit_locked(const Entered &inside, const Entry &e, const StreamPtr &s, std::function<void()> body,
                                  bool quick = false, const Extras *extras = nullptr, bool awaited = false);
 
+// A capture ends on the stream on which it began. end_capture() returns CaptureInvalidated if an unsafe call has come meanwhile, and sets
+// *graph to the handle of a graph, or to 0.
 REHEARSAL_API Code begin_capture(const Entry &e, const StreamPtr &s, int mode);
 REHEARSAL_API Code end_capture(const Entry &e, const StreamPtr &s, uint64_t *graph);
 

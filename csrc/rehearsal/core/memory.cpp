@@ -13,7 +13,7 @@
 namespace rehearsal {
 namespace {
 
-constexpr size_t kQuarantine = 4096;  // ranges of freed memory whose addresses are not given out again
+constexpr size_t kQuarantine = 4096;  // so many freed ranges keep their addresses, so that a use is noticed
 constexpr uintptr_t kPage = 4096;
 
 using Blocks = std::map<uintptr_t, std::shared_ptr<Block>>;
@@ -22,11 +22,11 @@ struct Books {
   SharedMutex mutex;
   Blocks device ISTHMUS_GUARDED_BY(mutex);                      // by device address
   Blocks host ISTHMUS_GUARDED_BY(mutex);                        // registered memory, by its address on the host
-  std::map<uintptr_t, size_t> freed ISTHMUS_GUARDED_BY(mutex);  // device addresses that meant something
-  std::set<uintptr_t> lost ISTHMUS_GUARDED_BY(mutex);           // where what a reset took began, on the device or the host
+  std::map<uintptr_t, size_t> freed ISTHMUS_GUARDED_BY(mutex);  // freed device addresses, with the bytes of each range
+  std::set<uintptr_t> lost ISTHMUS_GUARDED_BY(mutex);           // beginnings of what a reset took, on the device or the host
   std::deque<uintptr_t> freed_in_order ISTHMUS_GUARDED_BY(mutex);
   std::map<int, size_t> used ISTHMUS_GUARDED_BY(mutex);
-  size_t registered ISTHMUS_GUARDED_BY(mutex) = 0;  // bytes of the host's
+  size_t registered ISTHMUS_GUARDED_BY(mutex) = 0;  // bytes of host memory
 };
 Books &books() {
   static Books *const the_books = new Books;
@@ -35,18 +35,20 @@ Books &books() {
 
 uintptr_t round_up(uintptr_t n) { return (n + kPage - 1) & ~(kPage - 1); }
 
-// Addresses at which nothing can be touched. One page more than asked for lies between two ranges.
+// Addresses at which nothing can be touched; 0: none left. One page more is reserved, so that two ranges never touch.
 uintptr_t reserve(size_t bytes) {
   void *p = ::mmap(nullptr, round_up(bytes) + kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return p == MAP_FAILED ? 0 : reinterpret_cast<uintptr_t>(p);
 }
 
+// The last range that begins at or before the address; end(): none. The range may end before the address.
 template <class Map>
 typename Map::const_iterator containing(const Map &map, uintptr_t address) {
   auto it = map.upper_bound(address);
   return it == map.begin() ? map.end() : std::prev(it);
 }
 
+// Takes away the pages at a block's device address, and notes the range as freed.
 void retire(Books &b, const Block &block) ISTHMUS_REQUIRES(b.mutex) {
   const uintptr_t start = block.address & ~(kPage - 1);
   const size_t bytes = round_up(block.address + block.bytes) - start;
@@ -227,7 +229,7 @@ Code register_host_memory(const char *call, int device, void *host, size_t bytes
   block->host = reinterpret_cast<uintptr_t>(host);
   block->bytes = bytes;
   block->engine = static_cast<std::byte *>(host);
-  if (settings().own_mapping) {  // a second mapping of the same pages, which there is for shared memory only
+  if (settings().own_mapping) {  // a second mapping of the same pages. mremap makes one of shared memory only.
     void *again = ::mremap(reinterpret_cast<void *>(start), 0, end - start, MREMAP_MAYMOVE);
     if (again != MAP_FAILED) {
       ::mprotect(again, end - start, PROT_READ | PROT_WRITE);
@@ -256,11 +258,11 @@ void lose_memory(int device) {
       Block &block = *entry.second;
       if (block.device != device) return false;
       b.lost.insert(entry.first);
-      if (!block.live.exchange(false)) return true;  // host memory is in both books
+      if (!block.live.exchange(false)) return true;  // seen already: host memory is in both books
       if (!block.on_host() || block.address != block.host) retire(b, block);
       died(block.is(Pinned::Registered) ? Live::Registration : Live::Allocation);
       if (block.on_host()) b.registered -= block.bytes;
-      if (block.is(Pinned::Signal)) {  // of a pool of the runtime's, which gives them to others
+      if (block.is(Pinned::Signal)) {  // the runtime has a pool of signals: the pages stay, and others write to them
         block.pooled = true;
         std::memset(block.engine, 0xA5, block.bytes);
       }

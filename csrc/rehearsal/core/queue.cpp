@@ -12,7 +12,7 @@
 namespace rehearsal {
 
 namespace {
-constexpr int64_t kWakeUpNs = 100'000;  // a sleep may be longer by about so much
+constexpr int64_t kWakeUpNs = 100'000;  // a sleep may be too long by about so much
 }
 
 void sleep_us(double us) {
@@ -40,7 +40,7 @@ Queue::Queue(Device &device, int number)
       depth_(settings().queue_depth),
       random_(settings().seed * 1'000'003 + static_cast<unsigned long>(::getpid()) * 101 +
               static_cast<unsigned long>(device.ordinal() * 16 + number)) {
-  // The thread takes no signal of the program's; it is never joined, and the queue never ends, so an exit waits for nothing.
+  // The thread blocks all signals, so they go to threads of the program. The thread is never joined, so an exit does not wait for it.
   sigset_t all, before;
   sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -100,7 +100,7 @@ void Queue::run(Item &item) {
   const long jitter = settings().jitter_us;
   double pause = item.extras.slow_ms * 1000.0;
   if (jitter > 0 && random_() % 4 == 0) pause += static_cast<double>(random_() % static_cast<unsigned long>(jitter + 1));
-  sleep_us(pause);  // in full, however late the queue is
+  sleep_us(pause);  // in full, even if the queue is late
   end_at(clock_ns_ + static_cast<int64_t>(pause * 1000) + settings().latency_us * 1000);
   timed_ = false;
   if (item.extras.hang) return poll_until([&] { return item.stream->given_up(); });
@@ -116,7 +116,7 @@ void Queue::loop() {
     {
       Lock lock(mutex_);
       work_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return !items_.empty(); });
-      item = &items_.front();  // stays in place while others are pushed behind it
+      item = &items_.front();  // an item stays in its place while others are pushed behind it
     }
     clock_ns_ = std::max(clock_ns_, item->submitted_ns);
     timed_ = false;
@@ -124,7 +124,7 @@ void Queue::loop() {
     if (!timed_) clock_ns_ = now_ns();
     const std::shared_ptr<Stream> stream = item->stream;
     item->behind.clear();
-    item->body = nullptr;  // lets go of memory and communicators before anybody hears that it is done
+    item->body = nullptr;  // the body's memory and communicators are let go before the item counts as done
     {
       const Lock lock(mutex_);
       stream->done.fetch_add(1, std::memory_order_release);

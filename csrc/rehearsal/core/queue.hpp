@@ -1,4 +1,5 @@
-// A hardware queue: one thread that runs items in order and stands at the first that cannot go on.
+// Queue is a simulated hardware queue: one thread, which runs items in the order in which they were pushed. If an item cannot go on, all
+// items behind that item wait, also those of other streams.
 #pragma once
 
 #include <time.h>
@@ -18,7 +19,8 @@ namespace rehearsal {
 class Device;
 class Stream;
 
-// The engine's threads wait like this: their counters are written by the program or by another process, so nobody could wake them.
+// A queue's thread waits in this way for a word that the program or another process writes. Neither of them would wake the thread.
+// Returns when ready() is true.
 template <class Ready>
 void poll_until(Ready ready) {
   for (int i = 0; i < 200; ++i) {
@@ -27,7 +29,7 @@ void poll_until(Ready ready) {
     __builtin_ia32_pause();
 #endif
   }
-  // A sixteenth of what they have waited already: late by little, and cheap where a wait is long.
+  // A nap is a sixteenth of the wait so far. So the end of a wait is noticed soon, and a long wait costs little.
   for (long waited = 0; !ready();) {
     const timespec nap{0, std::clamp(waited / 16, 30'000L, 200'000L)};
     ::nanosleep(&nap, nullptr);
@@ -36,13 +38,13 @@ void poll_until(Ready ready) {
 }
 
 void sleep_us(double us);
-int64_t now_us() noexcept;
-int64_t now_ns() noexcept;
+int64_t now_us() noexcept;  // CLOCK_MONOTONIC
+int64_t now_ns() noexcept;  // likewise
 
-// What moves the bytes of one direction of a device, for all of its queues, one copy after the other.
+// A copy engine of a device: makes the copies of one direction, one after the other, for all queues of the device.
 class CopyEngine {
  public:
-  // Takes it for the next copy, which is ready at that time; returns when the copy ends.
+  // Takes the engine for a copy that may begin at `ready_ns`. Returns the time at which the copy ends. `gbps`: 10^9 bytes a second.
   int64_t reserve(int64_t ready_ns, size_t bytes, double gbps);
 
  private:
@@ -50,35 +52,37 @@ class CopyEngine {
   int64_t free_ns_ ISTHMUS_GUARDED_BY(mutex_) = 0;
 };
 
-// So much of what a stream was given.
+// The first `items` items of a stream.
 struct Reached {
   std::shared_ptr<Stream> stream;
   uint64_t items = 0;
 };
 
+// One piece of work for a stream.
 struct Item {
-  const char *call = "";
+  const char *call = "";  // of the program, that submitted the item
   std::shared_ptr<Stream> stream;
-  std::vector<Reached> behind;  // what has to be done in other queues first
+  std::vector<Reached> behind;  // items of other queues that come first
   std::function<void()> body;
   Extras extras;
-  bool quick = false;  // a mark of the host's making: takes no time, and is done even if the device failed
+  bool quick = false;  // a mark: takes no time, and runs even if the device has failed
   int64_t submitted_ns = 0;
 };
 
 class Queue {
  public:
   Queue(Device &device, int number);
-  void push(Item item);  // blocks while the queue is full
-  void wait_idle();
-  uint64_t pushed();
-  void wait_done(uint64_t count);
+  void push(Item item);            // waits while the queue is full
+  void wait_idle();                // until the queue is empty
+  uint64_t pushed();               // how many items, since the beginning
+  void wait_done(uint64_t count);  // until so many items are done, since the beginning
 
-  // For the body of the item that runs: when it could begin, by the queue's clock; and that it ends at that time, which is
-  // waited for. What a sleep is too long by is not in the clock, so it does not add up. A body that says nothing ends when it
-  // returns.
+  // For the body of the item that runs; called by the queue's thread. ready_ns() is the time at which the item could begin, by the queue's
+  // clock. end_at() waits until a time, and sets the clock to that time. If the sleep was too long, the clock does not show that. So the
+  // errors of many sleeps do not add up. If a body does not call end_at(), its item ends when the body returns.
+  // `awake`: end_at() wakes up early and spins, and so is not late by a thread's time to wake up.
   int64_t ready_ns() const noexcept { return clock_ns_; }
-  void end_at(int64_t ns, bool awake = false);  // `awake`: not late by what it takes to wake up
+  void end_at(int64_t ns, bool awake = false);
 
  private:
   void loop();
@@ -88,8 +92,8 @@ class Queue {
   Device &device_;
   const size_t depth_;
   std::mt19937_64 random_;
-  int64_t clock_ns_ = 0;  // these two are the queue's thread's
-  bool timed_ = false;    // the body has called end_at
+  int64_t clock_ns_ = 0;  // this and timed_: of the queue's thread
+  bool timed_ = false;    // the body has called end_at()
   Mutex mutex_;
   Condition work_, done_;
   std::deque<Item> items_ ISTHMUS_GUARDED_BY(mutex_);  // the first one is running

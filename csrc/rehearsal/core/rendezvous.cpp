@@ -27,7 +27,7 @@ namespace {
 
 struct Hello {
   uint64_t magic = 0x52454845'41525345;
-  Token process{};  // of whose devices there may be one rank each
+  Token process{};  // a device of a process may have one rank
   Library library{};
   int32_t rank = 0, size = 0, device = 0;
 };
@@ -63,8 +63,8 @@ socklen_t address_of(const Token &token, sockaddr_un *a) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-// Where ranks of a communicator find each other whatever network namespace they are in: in that of REHEARSAL_MEET, else in their own.
-// -1: there is no such one, or none that this thread may enter.
+// A socket in the network namespace of REHEARSAL_MEET, where ranks of different namespaces find each other; not set: in the process's own.
+// -1: there is no such namespace, or this thread may not enter it.
 int meeting_socket() {
   const auto make = [] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); };
   if (settings().meet.empty()) return make();
@@ -116,7 +116,7 @@ bool receive_reply(int socket, Met *met, int *fd) {
   return true;
 }
 
-// The thread of a token: until all ranks are there, or one that does not fit.
+// The thread of a token. Ends when all ranks have come, or one that does not fit.
 void gather(int listener, Library library) {
   std::map<int, int> sockets;
   std::set<std::pair<Token, int>> devices;
@@ -188,7 +188,7 @@ bool read_id(const char *call, const Library &library, const unsigned char *id, 
   std::fprintf(stderr, "rehearsal: %s: %s\n", call, why->c_str());
   std::fflush(stderr);
   int fd = -1;
-  if (simulated)  // it comes as a rank of its own library, which ends those that wait; what they say is nothing to it
+  if (simulated)  // comes as a rank of this library, so the ranks that wait there end with OtherLibrary. The answer does not matter.
     meet(
         library, read.token, 0, 1, 0, [] { return true; }, &fd, false);
   return false;

@@ -1,5 +1,15 @@
-// How the ranks of a communicator find each other: whoever makes the token listens for them, and hands all of them one segment of memory.
-// Nothing of it has a name in a file system.
+// Rendezvous: how the ranks of a communicator find each other, and get one segment of shared memory. The process that makes the token has a
+// thread that listens at an abstract Unix socket, whose name is the token. Nothing has a name in a file system.
+//
+//   process that makes the token           a rank
+//     new_rendezvous(): the token
+//       (the program carries the token to all ranks)
+//     thread gather(): listens               meet(): connects, says library, rank, size, device   (all ranks)
+//       checks what each rank says
+//       all are there: makes the segment
+//       answers all ranks            ---->   returns Ok and the segment's descriptor
+//
+// If a rank does not fit, gather() answers all who have come with the reason, and ends.
 #pragma once
 
 #include <array>
@@ -15,33 +25,42 @@
 namespace rehearsal {
 
 using Token = std::array<unsigned char, 16>;
-// A collective library's name. No rank of one is met by another's: the real ones, too, speak with their own kind alone.
+// A collective library's name. Ranks of two libraries do not meet: with the vendors, too, each library only speaks to its own kind.
 using Library = std::array<char, 4>;
 constexpr Library library_named(const char (&name)[5]) { return {name[0], name[1], name[2], name[3]}; }
 
-// Makes a token, and a thread that waits for its ranks.
+// Makes a token, and a thread that waits for the token's ranks. False: no socket.
 REHEARSAL_API bool new_rendezvous(const Library &library, Token *token);
-// Of a token that the ranks have agreed on otherwise.
+// Makes the thread for a token that the ranks know already. False: no socket, or some thread listens for the token.
 REHEARSAL_API bool open_rendezvous(const Library &library, const Token &token);
-// Of one that no rank will come to; false: nobody listens.
+// Ends the thread of a token to which no rank will come. False: nobody listens.
 REHEARSAL_API bool end_rendezvous(const Library &library, const Token &token);
-// Of a part, for ranks that find each other without the rest: all of them know the whole's token, and in which words they are a part.
+// The token of a part of a communicator. The part's ranks all know the communicator's token and the same `words`, so no rank has to carry
+// the token.
 REHEARSAL_API Token token_of_part(const Token &whole, const std::vector<uint64_t> &words);
 
-// The beginning of what the vendors' programs carry from the rank that makes an id to the others: whose it is, and the token.
+// The first bytes of an id (ncclUniqueId, HcclRootInfo), which the program carries from one rank to all: a mark, the library, the token.
 constexpr size_t kIdBytes = 24;
 REHEARSAL_API void write_id(const Library &library, const Token &token, unsigned char *id);
-// False: it is not this library's. `*why` says so, and a line on stderr; if another library made it, the ranks that wait there end, too.
+// False: the id is not this library's. `*why` and a line on stderr say so. If another simulated library made the id, the ranks that wait at
+// the id's token end, too.
 REHEARSAL_API bool read_id(const char *call, const Library &library, const unsigned char *id, Token *token,
                            std::string *why);
 
 enum class Met { Ok, Stopped, System, Mismatch, DuplicateDevice, OtherLibrary };
 
-// Waits for all ranks; `*fd` is the segment then. `patient`: waits, too, until somebody listens.
+// A rank meets the others. Returns when all ranks have come, or one that does not fit, or when stop() is true.
+//
+//   Ok                *fd is the segment's descriptor, which the caller closes
+//   Stopped           stop() was true
+//   System            nobody listens, or a system call failed. `patient`: the rank waits until somebody listens.
+//   Mismatch          a rank came twice, or ranks disagree about the size
+//   DuplicateDevice   two ranks of one process are on one device
+//   OtherLibrary      a rank of another library came
 Met meet(const Library &library, const Token &token, int rank, int size, int device, const std::function<bool()> &stop,
          int *fd, bool patient);
 
-// How large the segment of so many ranks is.
+// Bytes of the segment of so many ranks.
 size_t segment_bytes(int size);
 
 }  // namespace rehearsal

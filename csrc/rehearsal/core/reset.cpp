@@ -1,4 +1,4 @@
-// A device that is reset under the program.
+// The reset of a device.
 #include "core/machine.hpp"
 
 namespace rehearsal {
@@ -22,7 +22,7 @@ void end_captures(Device &d) {
 
 void reset(Device &d, bool waits) {
   if (waits) d.wait_idle();
-  else let_go(d);  // whoever has the lock may wait for the device
+  else let_go(d);  // now, because a thread that holds the lock may wait for the device
   const auto lock = d.enter();
   let_go(d);
   d.wait_all_idle();

@@ -83,7 +83,7 @@ Settings read() {
 }  // namespace
 
 const Settings &settings() {
-  static const Settings *const the_settings = new Settings(read());  // outlives static destruction
+  static const Settings *const the_settings = new Settings(read());  // never destroyed: threads may ask during an exit
   return *the_settings;
 }
 

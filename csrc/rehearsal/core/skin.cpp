@@ -19,7 +19,7 @@ void announce_simulation(const char *what) {
 }
 
 namespace {
-// Questions about the machine are answered, and what ends something ends it.
+// Whether a call works on the device. A question about the machine does not, nor does a call that ends something. The name tells.
 bool needs_a_device_that_works(const char *call) {
   for (const char *part : {"Destroy", "Free", "Unregister", "Ctx", "Context", "Device", "Error", "Err", "Version", "Init",
                            "Name", "Thread", "Status"})
@@ -85,7 +85,7 @@ Code destroy_stream(const Entry &e, Device &d, void *handle) {
   StreamPtr s;
   if (const Code c = find_stream(e, d, handle, &s); c != Code::Ok) return c;
   const auto lock = s->device.enter();
-  if (Machine::get().streams.remove(word(handle))) died(Live::Stream);  // what is submitted is still done
+  if (Machine::get().streams.remove(word(handle))) died(Live::Stream);  // items hold the stream until they are done
   return Code::Ok;
 }
 

@@ -1,4 +1,4 @@
-// What goes into the queues: copies, fills, value waits, host functions.
+// The items of the queues: copies, fills, waits for values, writes of values, host functions.
 #include <cstring>
 #include <vector>
 
@@ -8,11 +8,12 @@
 namespace rehearsal {
 namespace {
 
-// A range that an item touches, and whether it still may when the item runs.
+// A range of memory that an item reads or writes.
 struct Range {
-  std::shared_ptr<Block> block;  // none: memory of the program that the engine was not told of
+  std::shared_ptr<Block> block;  // none: memory of the host that is not registered
   std::byte *at = nullptr;
 
+  // Asked when the item runs. False: the memory has been freed, which is a misuse, and the device has failed.
   bool alive(const char *call, Device &d) const {
     if (!block || block->live.load(std::memory_order_acquire)) return true;
     misuse(call, Code::Illegal, "memory at %#zx was freed before the work that uses it ran",
@@ -39,7 +40,7 @@ Code resolve(const char *call, const char *role, uintptr_t address, size_t bytes
   if ((side == Side::Host || side == Side::Pageable) && !p.by_host_pointer && !p.block->on_host())
     return misuse(call, Code::Invalid, "%s %#zx: memory of the device where memory of the host belongs", role, a);
   if (bytes > p.left()) {
-    if (unknown_is_fine && p.by_host_pointer) {  // part of it is registered, and a synchronous copy does not care
+    if (unknown_is_fine && p.by_host_pointer) {  // part of the range is registered, and a synchronous copy does not care
       out->at = p.at();
       return Code::Ok;
     }
@@ -56,7 +57,7 @@ Way way_of(const Range &target, const Range &source) {
   return to_device ? Way::In : Way::Out;
 }
 
-// Takes the engine of that way for them; `meanwhile` is done while it works.
+// Takes the copy engine of that direction for `bytes`, and waits until the engine is done. meanwhile() is called while the engine works.
 template <class Meanwhile>
 void carry(Device &d, Queue &q, Way way, size_t bytes, Meanwhile meanwhile) {
   const Settings &s = settings();
@@ -78,6 +79,7 @@ bool holds(T now, T value, Compare how) {
   return false;
 }
 
+// Waits until the word compares with the value, or the stream is given up.
 template <class T>
 void stand_at(const Range &r, T value, Compare how, const Stream &s) {
   std::atomic_ref<T> word(*reinterpret_cast<T *>(r.at));
