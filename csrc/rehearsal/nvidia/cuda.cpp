@@ -24,7 +24,7 @@ namespace {
 constexpr int kDriverVersion = 13000;
 constexpr const char *kDeviceName = "Simulated NVIDIA device (Isthmus rehearsal)";
 
-// A context is its device's number, in no pointer's form.
+// A handle of a context is a number made of the device's number, and no pointer.
 constexpr uint64_t kContexts = uint64_t{0x90} << 48;
 Context context_of(const Device *d) {
   return d ? reinterpret_cast<Context>(kContexts + (static_cast<uint64_t>(d->ordinal() + 1) << 4)) : nullptr;
@@ -126,8 +126,8 @@ EXPORT Result cuDeviceGetAttribute(int *value, int attribute, DeviceNumber n) {
     case 40: *value = 2; break;                        // copy engines
     case 41: *value = 1; break;                        // unified addressing
     case 50: *value = pci_domain(); break;             // PCI domain
-    case 75: *value = 9; break;                        // compute capability
-    case 76: *value = 0; break;                        //
+    case 75: *value = 9; break;                        // compute capability, major
+    case 76: *value = 0; break;                        // and minor
     case 83: *value = 0; break;                        // managed memory
     case 91: *value = settings().same_address; break;  // a registered host pointer is its own device address
     case 92:
@@ -177,7 +177,7 @@ EXPORT Result cuDeviceTotalMem_v2(size_t *bytes, DeviceNumber n) {
   return kSuccess;
 }
 
-// ---- contexts: only the devices' primary ones -----------------------------------------------------------------------------
+// ---- contexts: there are only the devices' primary contexts ---------------------------------------------------------------
 
 EXPORT Result cuDevicePrimaryCtxRetain(Context *out, DeviceNumber n) {
   CUDA_CALL("cuDevicePrimaryCtxRetain");
@@ -186,7 +186,7 @@ EXPORT Result cuDevicePrimaryCtxRetain(Context *out, DeviceNumber n) {
   if (!out) return kInvalidValue;
   const Lock lock(d->context_mutex);
   ++d->retained;
-  d->ended.store(false, std::memory_order_release);  // it begins anew, at the same place
+  d->ended.store(false, std::memory_order_release);  // the context begins anew, with the same handle
   *out = context_of(d);
   return kSuccess;
 }
@@ -212,14 +212,14 @@ EXPORT Result cuDevicePrimaryCtxGetState(DeviceNumber n, unsigned *flags, int *a
   return kSuccess;
 }
 
-// Whoever has retained it still has to release it, and it stays current where it is.
+// A program that has retained the context still has to release it. The context stays current in the threads where it is current.
 EXPORT Result cuDevicePrimaryCtxReset_v2(DeviceNumber n) {
   CUDA_CALL("cuDevicePrimaryCtxReset_v2");
   Device *d = numbered(entry, n);
   if (!d) return kInvalidDevice;
   {
     const Lock lock(d->context_mutex);
-    if (d->retained == 0 || d->ended.exchange(true)) return kSuccess;  // there is none
+    if (d->retained == 0 || d->ended.exchange(true)) return kSuccess;  // there is no context
   }
   reset(*d, false);
   return kSuccess;
@@ -275,12 +275,12 @@ EXPORT Result cuCtxPopCurrent_v2(Context *out) {
 EXPORT Result cuCtxGetDevice(DeviceNumber *out) {
   CUDA_CALL("cuCtxGetDevice");
   if (!out) return kInvalidValue;
-  if (!current_device()) return kInvalidContext;  // a question, and this is its answer
+  if (!current_device()) return kInvalidContext;  // no misuse: the program only asks
   *out = current_device()->ordinal();
   return kSuccess;
 }
 
-// Another one after every reset.
+// The id of a context changes with every reset.
 EXPORT Result cuCtxGetId(Context c, unsigned long long *out) {
   CUDA_CALL("cuCtxGetId");
   Device *d = c ? nullptr : current(entry);
@@ -300,13 +300,13 @@ EXPORT Result cuCtxSynchronize() {
   return device->broken();
 }
 
-// For the files of this library that deal in streams.
+// For cuda_stream.cpp and cuda_memory.cpp.
 namespace rehearsal::cuda {
 Context stream_context(const Stream &s) { return context_of(&s.device); }
 Context numbered_context(int ordinal) { return context_of(Machine::get().device(ordinal)); }
 }  // namespace rehearsal::cuda
 
-// ---- words and entry points -----------------------------------------------------------------------------------------------
+// ---- texts of errors, entry points ----------------------------------------------------------------------------------------
 
 namespace {
 Result text_of(Result code, const char *ErrorText::*part, const char **out) {
@@ -330,7 +330,7 @@ EXPORT Result cuGetErrorString(Result code, const char **out) {
 EXPORT Result cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags, int *status) {
   CUDA_CALL_EARLY("cuGetProcAddress_v2", false);
   (void)version;
-  constexpr uint64_t kThreadDefault = 2;  // null streams are the calling thread's
+  constexpr uint64_t kThreadDefault = 2;  // the flag: a null stream is the calling thread's default stream
   if (!symbol || !out) return kInvalidValue;
   *out = nullptr;
   Dl_info info{};

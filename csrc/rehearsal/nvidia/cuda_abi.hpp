@@ -1,4 +1,4 @@
-// The part of the CUDA driver's binary interface that the rehearsal offers, in our own words. Numbers are NVIDIA's.
+// The part of the CUDA driver's binary interface that the rehearsal offers, in declarations of our own. The numbers are NVIDIA's.
 #pragma once
 
 #include <cstddef>
@@ -42,6 +42,7 @@ enum : Result {
   kUnknown = 999
 };
 
+// NVIDIA's number for an outcome. `d`: the device whose failure Broken means.
 inline Result number(Code code, const Device *d = nullptr) {
   switch (code) {
     case Code::Ok: return kSuccess;
@@ -66,7 +67,7 @@ inline Result number(Code code, const Device *d = nullptr) {
   return kUnknown;
 }
 
-// What every function begins with.
+// The beginning of every function. Not kSuccess: the function returns this result at once.
 inline Result gate(const Entry &e, bool needs_init) {
   if (e.in_child()) return kNotInitialized;
   if (in_host_function()) return number(misuse(e.name(), Code::NotPermitted, "called by a host function"));
@@ -82,17 +83,17 @@ inline Result gate(const Entry &e, bool needs_init) {
   if (const ::rehearsal::cuda::Result stop = gate(entry, needs_init)) return stop
 #define CUDA_CALL(name) CUDA_CALL_EARLY(name, true)
 
-// And what those continue with that need a device.
+// Goes on with the current device, as `device`. Returns from the function if there is none, or if a reset has ended its primary context.
 #define CUDA_CURRENT()                                    \
   ::rehearsal::Device *const device = current(entry);     \
   if (!device) return ::rehearsal::cuda::kInvalidContext; \
   if (device->ended.load(std::memory_order_acquire)) return ::rehearsal::cuda::kContextDestroyed
 
-Device *current(const Entry &e);
+Device *current(const Entry &e);  // null: none, which is a misuse
 
-bool stream_values();  // whether streams wait for and write values: not with REHEARSAL_CUDA_NO_STREAM_VALUES
+bool stream_values();  // whether streams can wait for values and write values: not with REHEARSAL_CUDA_NO_STREAM_VALUES
 
-// A stream of the program or of the device; `find_here` to submit to it: then it must be the current device's.
+// The stream of a handle. find_here() is for calls that submit work: the stream must be of the current device.
 Result find(const Entry &e, Device &d, StreamHandle h, StreamPtr *out);
 Result find_here(const Entry &e, Device &d, StreamHandle h, StreamPtr *out);
 

@@ -8,12 +8,12 @@ Context numbered_context(int ordinal);
 
 namespace {
 
-// A copy that is done when the call returns.
+// A copy that is done when copied() returns.
 Result copied(const Entry &e, Device &d, uintptr_t to, Side to_side, uintptr_t from, Side from_side, size_t bytes) {
   return number(copy_now(e, default_stream(d), to, to_side, from, from_side, bytes), &d);
 }
 
-// Between two places of the host the driver comes back when the copy is done, also from its "asynchronous" calls.
+// A copy of an "asynchronous" call. If both ends are memory of the host, the driver returns when the copy is done.
 Result copy_later(const Entry &e, Device &d, StreamHandle h, uintptr_t to, Side to_side, uintptr_t from, Side from_side,
                   size_t bytes) {
   StreamPtr s;
@@ -23,7 +23,11 @@ Result copy_later(const Entry &e, Device &d, StreamHandle h, uintptr_t to, Side 
   return number(code, &d);
 }
 
-// A few bytes of pageable memory: the call waits for its stream, takes them and returns, and the device has them some time later.
+// A copy of at most kTaken bytes of unregistered host memory, as the driver makes it:
+//
+//   1. The call waits for the default stream.
+//   2. The call reads the bytes, and returns.
+//   3. The device's memory has the bytes some time later.
 constexpr size_t kTaken = 64 << 10;
 Result taken(const Entry &e, Device &d, uintptr_t to, const void *from, size_t bytes) {
   const StreamPtr s = default_stream(d);
@@ -87,7 +91,7 @@ EXPORT Result cuMemFree_v2(Address address) {
   CUDA_CURRENT();
   if (!address) return kSuccess;
   if (forbidden_by_capture()) return kCaptureUnsupported;
-  Device &owner = owner_of(address, *device);  // another device's memory may be freed, too: that one is waited for
+  Device &owner = owner_of(address, *device);  // memory of another device may be freed, too; the call waits for that device
   return number(release(entry, owner, address), device);
 }
 

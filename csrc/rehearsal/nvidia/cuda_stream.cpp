@@ -4,7 +4,8 @@
 namespace rehearsal::cuda {
 Context stream_context(const Stream &s);
 
-// What a reset took is no error of the driver's once the context has come back: it looks where the thing was.
+// Turns the outcome of a look-up into a number. A stream or event that a reset has taken is a misuse: when the context has begun anew, the
+// driver does not notice, and reads memory where the object was.
 static Result found(const Entry &e, Code code, const void *handle) {
   if (code == Code::Lost) return number(misuse(e.name(), Code::BadHandle, "%p was lost when its device was reset", handle));
   return number(code);

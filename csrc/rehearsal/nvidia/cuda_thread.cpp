@@ -1,5 +1,5 @@
-// The simulated libcuda.so.1: what programs call that are compiled for a default stream of each thread (CUDA_API_PER_THREAD_DEFAULT_STREAM).
-// A null stream is the calling thread's there; all else is as in the functions of the plain names.
+// The simulated libcuda.so.1: the functions for programs that are compiled with CUDA_API_PER_THREAD_DEFAULT_STREAM. For these functions a
+// null stream is the calling thread's default stream. All else is as in the functions of the plain names.
 #include "nvidia/cuda_abi.hpp"
 
 using namespace rehearsal;
