@@ -15,14 +15,15 @@ namespace rehearsal::nccl {
 namespace {
 
 constexpr int kVersion = REHEARSAL_NCCL_VERSION;
-constexpr int kClearsIds = 22304;  // the version from which on the library writes all bytes of an id
+constexpr int kClearsIds = 22304;  // from this version on the library writes all bytes of an id
 constexpr Library kLibrary = library_named(REHEARSAL_NCCL_LIBRARY);
 
+// All communicators, and the texts of errors.
 struct Books {
   Mutex mutex;
   std::map<CommHandle, CommPtr> live ISTHMUS_GUARDED_BY(mutex);
   std::set<CommHandle> all ISTHMUS_GUARDED_BY(mutex);
-  // Whoever was given the text of an error may still read it when the next one comes, so none is ever changed.
+  // A text is never changed or freed: a program may still read the text of one error when the next error comes.
   std::deque<std::string> errors ISTHMUS_GUARDED_BY(mutex);
   std::atomic<const char *> last_error{""};
 };
@@ -58,7 +59,7 @@ Result outcome(Met met, const Comm &c) {
   return kInternal;
 }
 
-// Joins, and says what became of it. A communicator that failed in a blocking call is gone.
+// Joins the other ranks, and sets the communicator's state. If the join of a blocking communicator fails, the communicator is gone.
 Result join(const char *call, const CommPtr &c, const Token &token) {
   const Result r = outcome(c->join(call, token, {}, c->patient), *c);
   if (r != kSuccess && (c->blocking || c->aborted())) c->destroy(call, false);
@@ -67,6 +68,8 @@ Result join(const char *call, const CommPtr &c, const Token &token) {
   return r;
 }
 
+// Makes a communicator and joins the other ranks: in a thread for a non-blocking communicator, at the end of the group in a group, else
+// now.
 Result start(const Entry &e, CommHandle *out, Device &d, int size, const Token &token, int rank, bool blocking,
              bool patient = false) {
   const CommPtr c = add(std::make_shared<Comm>(kLibrary, d, rank, size));
@@ -111,7 +114,8 @@ Result read(const Entry &e, const UniqueId &id, Token *token) {
                                                             : say(kInvalidArgument, "%s", why.c_str());
 }
 
-// `further`: ids whose makers have nothing to do here, one of which each rank tells so.
+// `further`: the other ids of ncclCommInitRankScalable. All ranks meet at the first id. Rank i ends the rendezvous of further[i], to which
+// no rank will come.
 Result init(const Entry &e, CommHandle *out, int size, const UniqueId &id, int rank, const Config *config,
             std::span<const UniqueId> further = {}) {
   Device *d = current_device();
@@ -274,7 +278,8 @@ EXPORT Result ncclCommSplit(CommHandle h, int color, int key, CommHandle *out, c
 }
 
 #if REHEARSAL_NCCL_VERSION >= 22700
-// Called by those that remain, and by no other.
+// Called by the ranks that remain, and by no other rank. The first of them opens a rendezvous for all, so the others may have to wait for
+// the first.
 EXPORT Result ncclCommShrink(CommHandle h, int *excluded, int count, CommHandle *out, const Config *config, int flags) {
   NCCL_CALL("ncclCommShrink");
   CommPtr c;

@@ -1,5 +1,5 @@
-// The part of NCCL's binary interface that the rehearsal offers, in our own words, and what the files of the skin share. AMD's RCCL has the
-// same names, numbers and errors, and is built of the same files: a stream's handle is HIP's there, and the version another.
+// The part of NCCL's binary interface that the rehearsal offers, in declarations of our own, and what the files of the skin share. AMD's
+// RCCL has the same names, numbers and errors, and is built of the same files. RCCL has another version, and its streams are HIP's.
 #pragma once
 
 #include <climits>
@@ -31,7 +31,7 @@ struct UniqueId {  // passed by value
   unsigned char bytes[128];
 };
 
-// Only what the rehearsal looks at; the caller's `size` says how much of it is there.
+// The beginning of ncclConfig_t, as far as the rehearsal looks at it. `size`: how many bytes the program's struct has.
 struct Config {
   size_t size;
   uint32_t magic;
@@ -42,14 +42,14 @@ static_assert(offsetof(Config, magic) == 8 && offsetof(Config, version) == 12 &&
 constexpr uint32_t kConfigMagic = 0xcafebeef;
 constexpr int32_t kUndefined = INT_MIN;
 
-struct SimInfo {  // what a simulated group is told about
+struct SimInfo {  // ncclSimInfo_t: how long a group would take
   size_t size;
   uint32_t magic;
   uint32_t version;
   float seconds;
 };
 constexpr uint32_t kSimInfoMagic = 0x74685283;
-constexpr int kShrinkAbort = 1;  // of ncclCommShrink: ends what the whole still has to do
+constexpr int kShrinkAbort = 1;  // a flag of ncclCommShrink: aborts the work of the old communicator
 
 constexpr int kTypes = 12, kOps = 5;
 static_assert(static_cast<int>(Type::I8) == 0 && static_cast<int>(Type::U64) == 5 && static_cast<int>(Type::F16) == 6 &&
@@ -58,30 +58,33 @@ static_assert(static_cast<int>(Reduction::Sum) == 0 && static_cast<int>(Reductio
               static_cast<int>(Reduction::Max) == 2 && static_cast<int>(Reduction::Min) == 3 &&
               static_cast<int>(Reduction::Avg) == 4);
 
-// What the program holds. The number is what real communicators begin with. Never freed, so a stale one is known for what it is.
+// What the program's ncclComm_t points to. Real communicators begin with the same number. A handle is never freed, so the handle of a
+// destroyed communicator is known for what it was.
 struct Handle {
   uint64_t magic = 0x0280028002800280;
 };
 using CommHandle = Handle *;
 
+// The scalar of ncclRedOpCreatePreMulSum.
 struct Scalar {
   int type = 0;
   uint64_t value = 0;
-  Place place;  // where it is read when the work runs, if the program left it on the device
+  Place place;  // the scalar is in memory of a device, and is read from here when the work runs; not found: `value` has it
 };
 
 struct Comm final : Communicator {
   using Communicator::Communicator;
   CommHandle handle = nullptr;
   bool blocking = true;
-  Token token{};         // by which its ranks met
-  bool patient = false;  // whoever listens for them may come later
+  Token token{};         // by which the ranks met
+  bool patient = false;  // as for Communicator::join()
   Mutex mutex;
-  std::map<std::set<int>, uint64_t> shrinks ISTHMUS_GUARDED_BY(mutex);  // without these ranks, so often
+  std::map<std::set<int>, uint64_t> shrinks ISTHMUS_GUARDED_BY(mutex);  // excluded ranks -> shrinks so far
   std::map<int, Scalar> scalars ISTHMUS_GUARDED_BY(mutex);
   int next_op ISTHMUS_GUARDED_BY(mutex) = kOps;
 
-  // Where launches block, a communicator that does not has a thread that waits for them.
+  // The state that the program sees. With Machine::blocking a call on a non-blocking communicator does not wait for its work; the
+  // communicator is in progress until the work is done.
   Result now() {
     if (lost()) return kUnhandledCuda;
     const Result said = state.load();
@@ -91,16 +94,19 @@ struct Comm final : Communicator {
 };
 using CommPtr = std::shared_ptr<Comm>;
 
-// kSuccess, or why a call on this communicator cannot go on.
+// The communicator of a handle. find_ready() wants a communicator that has no error and is not in progress. Not kSuccess: the call
+// returns this result.
 Result find(const Entry &e, CommHandle h, CommPtr *out);
 Result find_ready(const Entry &e, CommHandle h, CommPtr *out);
-Result say(Result r, const char *format, ...) __attribute__((format(printf, 2, 3)));  // for ncclGetLastError
+// Returns `r`. The text is for ncclGetLastError.
+Result say(Result r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// Groups of calls. An init inside of one runs when it ends.
+// Groups of calls. An init in a group runs when the group ends.
 bool in_group();
 void defer_init(std::function<Result()> init);
-Result note(Result r);  // the first failure inside a group is the group's
+Result note(Result r);  // the first failure of a call in a group is the result of the group
 
+// The beginning of every function. Not kSuccess: the function returns this result at once.
 inline Result gate(const Entry &e) {
   if (e.in_child()) return kUnhandledCuda;
   if (in_host_function()) {

@@ -12,7 +12,8 @@ Group &group() {
   return the_group;
 }
 
-// A failure of the device ends its work for good; of the network only the communicator hears, and the work stands.
+// With a late kUnhandledCuda the device fails. With any other late failure, say of the network, only the communicator has the error, and
+// the work waits until it is aborted.
 int breaks_device(int late) { return late == kUnhandledCuda ? Machine::get().illegal_address.load() : 0; }
 
 Result launch_all(const std::vector<Operation> &operations) {
@@ -30,7 +31,7 @@ Result end_group() {
   return r == kSuccess && follows && Machine::get().blocking.load() ? static_cast<Result>(kInProgress) : r;
 }
 
-// One call while it is made.
+// One call of the program, while the call is made.
 struct Call {
   Operation o;
   CommPtr comm;
@@ -146,7 +147,7 @@ EXPORT Result ncclGroupEnd() {
   static Counter &this_counter = counter("ncclGroupEnd");
   const Entry entry(this_counter);
   Group &g = group();
-  if (const Result stop = gate(entry)) {  // the group is over all the same
+  if (const Result stop = gate(entry)) {  // the group ends also when the call fails
     if (entry.in_child() || g.depth == 0) return stop;
     open_groups().fetch_sub(1);
     if (--g.depth == 0) g.forget();
@@ -160,7 +161,7 @@ EXPORT Result ncclGroupEnd() {
   return --g.depth ? static_cast<Result>(kSuccess) : end_group();
 }
 
-// Nothing of the group is done; each operation would take a second.
+// The group ends, and nothing of the group is done. As the estimate each operation takes one second.
 EXPORT Result ncclGroupSimulateEnd(SimInfo *info) {
   NCCL_CALL("ncclGroupSimulateEnd");
   Group &g = group();
