@@ -1,4 +1,4 @@
-// The simulated libascendcl.so: start, what there is, what went wrong.
+// The simulated libascendcl.so: start, devices, errors.
 #include <cstdio>
 
 #include "ascend/acl_abi.hpp"
@@ -11,7 +11,7 @@ constexpr const char *kChipName = "Simulated Ascend910B (Isthmus rehearsal)";
 enum class Life { Before, Running, Over };
 std::atomic<Life> life{Life::Before};
 
-// What the thread is told by aclGetRecentErrMsg(), once.
+// The last error of a thread. aclGetRecentErrMsg() tells an error once.
 struct LastError {
   Result code = kSuccess;
   char text[80] = {};
@@ -28,7 +28,7 @@ Options read() {
   return o;
 }
 
-// What a caller gets who asks about the device of that number.
+// The answer to a question about device `n`; no such device is a misuse.
 template <class Answer>
 Result about(const Entry &e, int n, Answer answer) {
   if (!start()) return kNoDevice;
@@ -74,7 +74,7 @@ Result number(Code code, const Device *d) {
     case Code::Registered: return kHostRegistered;
     case Code::NotRegistered: return kHostNotRegistered;
     case Code::Illegal: return kMemoryFailed;
-    case Code::IllegalState: return kNotCapturing;  // only of captures
+    case Code::IllegalState: return kNotCapturing;  // only captures have this outcome
     case Code::CaptureUnsupported: return kCaptureUnsupported;
     case Code::CaptureInvalidated: return kCaptureInvalidated;
     case Code::CaptureUnmatched: return kCaptureUnmatched;
@@ -91,7 +91,7 @@ Result number(Code code, const Device *d) {
 using namespace rehearsal;
 using namespace rehearsal::acl;
 
-EXPORT Result aclInit(const char *) {  // the file of settings has nothing for a simulation
+EXPORT Result aclInit(const char *) {  // the file of settings has nothing for a simulated device
   return call<"aclInit">([&](const Entry &) -> Result {
     if (initialized()) return kAlreadyInitialized;
     if (!start()) return kNoDevice;

@@ -1,5 +1,5 @@
-// The part of the binary interface of Huawei's runtime library (ACL) that the rehearsal offers, in our own words, and what the files of the
-// skin share. Numbers are Huawei's.
+// The part of the binary interface of Huawei's runtime library (ACL) that the rehearsal offers, in declarations of our own, and what the
+// files of the skin share. The numbers are Huawei's.
 #pragma once
 
 #include <cstddef>
@@ -21,14 +21,14 @@ using GraphHandle = void *;
 
 enum : Result {
   kSuccess = 0,
-  kInvalidParameter = 100000,  // found by the interface; kInvalidValue: found by what is under it
+  kInvalidParameter = 100000,  // the interface's own check; kInvalidValue: a check of the driver below
   kUninitialized = 100001,
   kAlreadyInitialized = 100002,
   kAlreadyFinalized = 100037,
   kInvalidValue = 107000,
   kInvalidDevice = 107001,
   kNoContext = 107002,
-  kOtherContext = 107003,  // a stream of another context than the thread's
+  kOtherContext = 107003,  // the stream is of another context than the thread's
   kInvalidTimestamp = 107006,
   kStreamSubscribed = 107011,
   kThreadNotSubscribed = 107012,
@@ -88,13 +88,13 @@ enum : uint32_t { kFastLaunch = 1, kFastSync = 2, kLastStreamFlag = 0x20 };
 enum : uint32_t { kSync = 0x1, kProgress = 0x2, kTimeline = 0x8, kDeviceOnly = 0x10, kExternal = 0x20, kIpc = 0x40 };
 enum : uint32_t { kAtLeast = 0, kEqual = 1, kAnd = 2, kNor = 3 };
 enum : int { kStreamComplete = 0, kStreamNotReady = 1 };
-enum : int { kEventNotRecorded = 0, kEventRecorded = 1 };  // the other way round than streams
+enum : int { kEventNotRecorded = 0, kEventRecorded = 1 };  // 1 is done; for streams 0 is
 enum : int { kWaitsComplete = 0, kWaitsNotReady = 1 };
 enum : int { kCallbackNoBlock = 0, kCallbackBlock = 1 };
 enum : int { kNotCaptured = 0, kCaptureActive = 1, kCaptureInvalid = 2 };
 enum : int { kCaptureGlobal = 0, kCaptureThread = 1, kCaptureRelaxed = 2 };
 
-// What only these devices have in the environment.
+// Settings that only Huawei's devices have.
 struct Options {
   bool stream_values = false;  // REHEARSAL_ACL_STREAM_VALUES
   bool host_functions = true;  // not with REHEARSAL_ACL_NO_HOST_FUNC
@@ -105,59 +105,65 @@ const Options &options();
 
 struct AclStream;
 
-// Streams and events belong to one. Each device has one of its own, that of aclrtSetDevice().
+// A stream belongs to a context. aclrtSetDevice() makes a device's own context (`of_device`); a program can make more contexts for the
+// device.
 struct Context {
   explicit Context(Device &d) : device(d) {}
   Device &device;
   ContextHandle handle = nullptr;
   bool of_device = false;
   std::atomic<bool> live{true};
-  std::shared_ptr<AclStream> default_stream;  // the null stream
+  std::shared_ptr<AclStream> default_stream;  // the stream of a null handle
   Mutex mutex;
-  std::set<uint64_t> streams ISTHMUS_GUARDED_BY(mutex);  // handles, for whoever takes the context away
+  std::set<uint64_t> streams ISTHMUS_GUARDED_BY(mutex);  // handles; they end with the context
 };
 using ContextPtr = std::shared_ptr<Context>;
 
-struct Reports;  // of one thread: callbacks that wait for it
+struct Reports;  // the callbacks that wait for one thread
 
 struct AclStream final : Stream {
   AclStream(const ContextPtr &c, Queue &q, unsigned f, int p, bool own) : Stream(c->device, q, f, p, own), context(c) {}
   const std::weak_ptr<Context> context;
   int32_t id = 0;
   Mutex report_mutex;
-  std::shared_ptr<Reports> reports ISTHMUS_GUARDED_BY(report_mutex);  // of the thread that runs this stream's callbacks
+  // Of the thread that runs this stream's callbacks; null: none.
+  std::shared_ptr<Reports> reports ISTHMUS_GUARDED_BY(report_mutex);
   uint64_t report_thread ISTHMUS_GUARDED_BY(report_mutex) = 0;
 };
 using AclStreamPtr = std::shared_ptr<AclStream>;
 
 struct AclEvent final : Event {
   uint32_t flags = 0;
-  bool plain = false;           // made by the newer call: no reset, no query of waits
-  std::atomic<int> waiting{0};  // streams that are still to wait for it
+  bool plain = false;           // made by aclrtCreateEventExWithFlag: no reset, no query of waits
+  std::atomic<int> waiting{0};  // waits of streams that are not done
 };
 using AclEventPtr = std::shared_ptr<AclEvent>;
 
 ContextPtr make_context(Device &d);
-ContextPtr current_context();  // of this thread; none
+ContextPtr current_context();  // of this thread; null: none
+// Destroys all streams of a context, when their work is done. Fails for a stream that captures.
 Result drop_streams(const Entry &e, Context &c);
+// The stream of a handle, which must belong to the context `c`.
 Result find_stream(const Entry &e, const ContextPtr &c, StreamHandle h, AclStreamPtr *out);
 bool may_touch(int device, int other);  // whether one device may touch the memory of the other
 
 // ---- calls ----------------------------------------------------------------------------------------------------------------
 
 bool initialized();
-bool start();               // false: there is no device
-Result remember(Result r);  // for aclGetRecentErrMsg()
+bool start();               // starts the machine at the first call; false: there is no device
+Result remember(Result r);  // keeps an error for aclGetRecentErrMsg(); returns `r`
 
+// Huawei's number for an outcome. `d`: the device whose failure Broken means.
 Result number(Code code, const Device *d = nullptr);
 
+// The beginning of every function. Not kSuccess: the function returns this result at once.
 inline Result gate(const Entry &e) {
   if (e.in_child()) return kInternal;
   if (in_host_function()) return number(misuse(e.name(), Code::NotPermitted, "called by a host function"));
   return fault_of(e);
 }
 
-// One call of that function. `body` gets the entry, and the thread's context if it asks for it.
+// One call of the function `name`. If body() takes a context, the thread must have one.
 template <Name name, class Body>
 Result call(Body body) {
   static Counter &this_counter = counter(name.text);
@@ -172,7 +178,7 @@ Result call(Body body) {
   }
 }
 
-// The same for a function that works on a stream.
+// The same for a function that works on a stream of the thread's context.
 template <Name name, class Body>
 Result call_on(StreamHandle h, Body body) {
   return call<name>([&](const Entry &e, const ContextPtr &c) -> Result {

@@ -1,4 +1,4 @@
-// The simulated libascendcl.so: devices that a thread works on, contexts, access to another device's memory.
+// The simulated libascendcl.so: the device of a thread, contexts, access to another device's memory.
 #include "ascend/acl_abi.hpp"
 
 namespace rehearsal::acl {
@@ -7,16 +7,16 @@ namespace {
 struct Books {
   Handles<Context> contexts{5};
   Mutex mutex;
-  std::map<int, ContextPtr> of_devices ISTHMUS_GUARDED_BY(mutex);  // those of aclrtSetDevice()
-  std::map<int, int> users ISTHMUS_GUARDED_BY(mutex);              // how often that was called and not taken back
-  std::set<std::pair<int, int>> peers ISTHMUS_GUARDED_BY(mutex);   // (device, the one whose memory it may touch)
+  std::map<int, ContextPtr> of_devices ISTHMUS_GUARDED_BY(mutex);  // a device's own context
+  std::map<int, int> users ISTHMUS_GUARDED_BY(mutex);  // calls of aclrtSetDevice() less calls of aclrtResetDevice()
+  std::set<std::pair<int, int>> peers ISTHMUS_GUARDED_BY(mutex);  // (device, the one whose memory it may touch)
 };
 Books &books() {
   static Books *const the_books = new Books;
   return *the_books;
 }
 
-// Of this thread. Another thread may have taken it away.
+// The context of the calling thread. Another thread may have destroyed the context.
 std::weak_ptr<Context> &mine() {
   static thread_local std::weak_ptr<Context> context;
   return context;
@@ -24,11 +24,11 @@ std::weak_ptr<Context> &mine() {
 
 void make_current(const ContextPtr &c) {
   mine() = c;
-  if (c) device_stack().assign(1, &c->device);  // the collective library asks the engine
+  if (c) device_stack().assign(1, &c->device);  // the collective library looks there
   else device_stack().clear();
 }
 
-// Its streams end, what they were given is done before.
+// Destroys a context that the program made, when the work of the context's streams is done.
 Result take_away(const Entry &e, const ContextPtr &c) {
   const Result r = drop_streams(e, *c);
   if (r) return r;
@@ -37,7 +37,7 @@ Result take_away(const Entry &e, const ContextPtr &c) {
   return kSuccess;
 }
 
-// With the device's own context all that stands on the device goes, whatever it belongs to, when what it was given is done.
+// Destroys a device's own context. All that the program has on the device goes, of all contexts, when the work is done.
 Result take_device_away(const Entry &e, Device &d, const ContextPtr &own) {
   for (const auto &s : Machine::get().streams.all([&](const Stream &one) { return &one.device == &d; }))
     if (s->capture()) return number(misuse(e.name(), Code::CaptureUnsupported, "a stream of it is being captured"));
@@ -101,7 +101,7 @@ EXPORT Result aclrtSetDevice(int32_t n) {
   });
 }
 
-// What stands on the device ends with the last of those who have set it.
+// Undoes one call of aclrtSetDevice(). The reset that undoes the last one takes all that the program has on the device.
 EXPORT Result aclrtResetDevice(int32_t n) {
   return call<"aclrtResetDevice">([&](const Entry &e) -> Result {
     if (!initialized()) return kUninitialized;
@@ -119,7 +119,7 @@ EXPORT Result aclrtResetDevice(int32_t n) {
   });
 }
 
-// The same at once, whoever else has set it.
+// Takes all that the program has on the device, however often aclrtSetDevice() was called.
 EXPORT Result aclrtResetDeviceForce(int32_t n) {
   return call<"aclrtResetDeviceForce">([&](const Entry &e) -> Result {
     if (!initialized()) return kUninitialized;
@@ -171,7 +171,7 @@ EXPORT Result aclrtDestroyContext(ContextHandle h) {
 EXPORT Result aclrtSetCurrentContext(ContextHandle h) {
   return call<"aclrtSetCurrentContext">([&](const Entry &e) -> Result {
     if (!initialized()) return kUninitialized;
-    if (!h) return kInvalidParameter;  // a thread that has one cannot be without again
+    if (!h) return kInvalidParameter;  // a thread that has a context cannot give it up
     ContextPtr c;
     if (const Result r = find_context(e, h, &c)) return r;
     make_current(c);

@@ -1,4 +1,4 @@
-// The simulated libascendcl.so: events. Those of the newer call can be made in any number, and cannot be reset.
+// The simulated libascendcl.so: events. An event of aclrtCreateEventExWithFlag cannot be reset.
 #include "ascend/acl_abi.hpp"
 
 namespace rehearsal::acl {
@@ -29,7 +29,7 @@ Result find(const Entry &e, EventHandle h, AclEventPtr *out) {
   return number(misuse(e.name(), Code::BadHandle, "event %p %s", h, Machine::get().events.why_not(word(h))));
 }
 
-// What an event is asked for. It need not be of the thread's device.
+// A call on an event. The event need not be of the thread's device.
 template <Name name, class Body>
 Result about(EventHandle h, Body body) {
   return call<name>([&](const Entry &e, const ContextPtr &) -> Result {
@@ -43,6 +43,7 @@ Result no_such_event(const Entry &e) {
   return number(misuse(e.name(), Code::BadHandle, "events of aclrtCreateEventExWithFlag do not have this"));
 }
 
+// Whether the event has been recorded. `done`: a stream has come to the last record.
 bool recorded(AclEvent &event, bool *done) {
   const Lock mine(event.mutex);
   *done = event.marker && event.marker->done.load(std::memory_order_acquire);
@@ -65,6 +66,7 @@ Result wait_on(const Entry &e, const AclStreamPtr &s, EventHandle h) {
   return number(code, &s->device);
 }
 
+// `ms`: -1 waits for ever.
 Result synchronize_for(const AclEventPtr &event, Device &d, int32_t ms) {
   bool done = false;
   if (ms < -1) return kInvalidValue;
@@ -128,7 +130,8 @@ EXPORT Result aclrtResetEvent(EventHandle h, StreamHandle stream) {
   });
 }
 
-// Unlike a stream: 1 says that it is done. An event that was never recorded is not.
+// An event has status 1 when its record is done; a stream has status 0 when its work is done. An event that was never recorded has status
+// 0.
 EXPORT Result aclrtQueryEventStatus(EventHandle h, int *status) {
   return about<"aclrtQueryEventStatus">(h, [&](const Entry &, const AclEventPtr &event, Device &d) -> Result {
     if (!status) return kInvalidParameter;

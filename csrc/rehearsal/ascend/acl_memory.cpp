@@ -6,7 +6,8 @@ namespace {
 
 constexpr uintptr_t kPage = 4096;
 
-// Where each end of a copy must be. The host's end of one that runs later must be known to the device.
+// What each end of a copy must be. `host`: an end in host memory, which must be registered for an asynchronous copy. `any`: an end of the
+// default direction. False: no such direction.
 struct Ends {
   Side to, from;
 };
@@ -21,7 +22,7 @@ bool ends_of(int direction, Side host, Side any, Ends *out) {
   }
 }
 
-// What is wrong with a copy before anybody looks at the addresses; kSuccess if nothing is.
+// Checks a copy's arguments, without a look at what the addresses mean.
 Result check_copy(const Entry &e, const void *to, size_t room, const void *from, size_t bytes, int direction) {
   if (!to || !from) return kInvalidParameter;
   if (direction < kHostToHost || direction > kDefaultDirection)
@@ -30,7 +31,7 @@ Result check_copy(const Entry &e, const void *to, size_t room, const void *from,
   return bytes ? kSuccess : kInvalidValue;
 }
 
-// Memory of another device needs leave.
+// A device may touch another device's memory only after aclrtDeviceEnablePeerAccess.
 Result check_device(const Entry &e, const Device &d, std::initializer_list<const void *> ends) {
   for (const void *p : ends) {
     const Place place = find_place(word(p));
@@ -47,7 +48,7 @@ Result check_fill(const Entry &e, const Device &d, const void *to, size_t room, 
   return bytes ? check_device(e, d, {to}) : static_cast<Result>(kInvalidValue);
 }
 
-// How registered memory was registered.
+// The flags with which host memory was registered, by the memory's address.
 using Registrations = Guarded<std::map<uintptr_t, uint32_t>>;
 Registrations &registrations() {
   static Registrations *const the_registrations = new Registrations;
@@ -66,7 +67,7 @@ Result register_memory(const Entry &e, const ContextPtr &c, void *host, uint64_t
   return kSuccess;
 }
 
-// Only of memory that was registered to be mapped, not of the runtime's own.
+// The device's address of host memory. Only memory that was registered with kMapped has one, and not aclrtMallocHost's.
 Result device_pointer(const ContextPtr &c, void *host, void **out) {
   const Place place = find_place(word(host));
   if (!place.found() || !place.by_host_pointer || !place.block->is(Pinned::Registered)) return kHostNotRegistered;

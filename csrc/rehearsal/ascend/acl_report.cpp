@@ -1,5 +1,12 @@
-// The simulated libascendcl.so: callbacks, the older way to have the host do something in the order of a stream. The program gives a stream
-// one of its threads, and that thread asks for what there is to do.
+// The simulated libascendcl.so: callbacks, which are the older way to run host functions in the order of a stream. The program subscribes
+// one of its threads to a stream. The thread runs the stream's callbacks.
+//
+//   program's thread A                  queue's thread                  program's thread B
+//     aclrtSubscribeReport(B, s)
+//     aclrtLaunchCallback(f, s)  ---->    comes to the callback
+//                                         puts f into B's queue  ---->    aclrtProcessReport(): runs f
+//                                         blocking: waits        <----    f has returned
+//                                         goes on
 #include <pthread.h>
 
 #include <deque>
@@ -8,6 +15,7 @@
 
 namespace rehearsal::acl {
 
+// One callback.
 struct Report {
   void (*function)(void *) = nullptr;
   void *argument = nullptr;
@@ -18,8 +26,8 @@ struct Reports {
   Mutex mutex;
   Condition came;
   std::deque<std::shared_ptr<Report>> queue ISTHMUS_GUARDED_BY(mutex);
-  size_t streams ISTHMUS_GUARDED_BY(mutex) = 0;
-  std::atomic<size_t> pending{0};  // for the thread to run
+  size_t streams ISTHMUS_GUARDED_BY(mutex) = 0;  // to which the thread is subscribed
+  std::atomic<size_t> pending{0};                // callbacks that have come and have not returned
 };
 
 namespace {
@@ -30,6 +38,7 @@ Threads &threads() {
   return *the_threads;
 }
 
+// `make`: makes the thread's reports if there are none; else null.
 std::shared_ptr<Reports> reports_of(uint64_t thread, bool make) {
   const auto all = threads().lock();
   const auto it = all->find(thread);
@@ -46,6 +55,7 @@ void launch(const std::shared_ptr<Reports> &reports, const std::shared_ptr<Repor
   reports->came.notify_all();
 }
 
+// Runs the thread's next callback. Waits for one, at most `ms`; -1: for ever.
 Result run_one(Reports &reports, int32_t ms) {
   std::shared_ptr<Report> report;
   {
@@ -124,7 +134,7 @@ EXPORT Result aclrtLaunchCallback(void (*function)(void *), void *argument, int 
   });
 }
 
-// Runs at most one. The thread needs no context for it.
+// Runs at most one callback. The thread needs no context.
 EXPORT Result aclrtProcessReport(int32_t ms) {
   return call<"aclrtProcessReport">([&](const Entry &) -> Result {
     if (!initialized()) return kUninitialized;

@@ -1,6 +1,6 @@
-// The simulated libascendcl.so: streams, capture, value operations, functions of the host.
+// The simulated libascendcl.so: streams, capture, value operations, host functions.
 //
-// A stream belongs to a context, and takes work only from threads whose context that is. The null stream is the context's own.
+// A stream belongs to a context, and takes work only from threads that have this context. A null handle means the context's default stream.
 #include "ascend/acl_abi.hpp"
 
 namespace rehearsal::acl {
@@ -22,7 +22,7 @@ Result create(const Entry &, const ContextPtr &c, StreamHandle *out, uint32_t pr
   return kSuccess;
 }
 
-// Removes the handle. What was submitted is done first, unless it was cancelled.
+// Removes the handle. `waits`: the work that was submitted is done first; else the work is cancelled.
 Result destroy(Context &c, uint64_t h, const StreamPtr &s, bool waits) {
   Result result = kSuccess;
   if (waits) {
@@ -51,6 +51,7 @@ Result destroy(const Entry &e, const ContextPtr &c, StreamHandle h, bool waits) 
   return destroy(*c, word(h), s, waits);
 }
 
+// `ms`: -1 waits for ever.
 Result synchronize_for(const StreamPtr &s, int32_t ms) {
   if (ms < -1) return kInvalidValue;
   if (ms == -1) return number(synchronize(s), &s->device);
@@ -115,7 +116,7 @@ EXPORT Result aclrtDestroyStreamForce(StreamHandle stream) {
   return call<"aclrtDestroyStreamForce">([&](const Entry &e, const ContextPtr &c) { return destroy(e, c, stream, false); });
 }
 
-// What runs is let go, what waits is dropped; the stream can be used again.
+// Work that runs is let go, and work that waits will not run. The stream can be used again.
 EXPORT Result aclrtStreamAbort(StreamHandle stream) {
   return call_on<"aclrtStreamAbort">(stream, [&](const Entry &, const AclStreamPtr &s) -> Result {
     if (s->special) return kInvalidParameter;
@@ -183,7 +184,7 @@ EXPORT Result aclmdlRIDestroy(GraphHandle graph) {
   return call<"aclmdlRIDestroy">([&](const Entry &e, const ContextPtr &) { return number(destroy_graph(e, graph)); });
 }
 
-// ---- value operations: not before the newest versions ----------------------------------------------------------------------
+// ---- value operations: only the newest versions of the library have them (REHEARSAL_ACL_STREAM_VALUES) --------------------
 
 EXPORT Result aclrtValueWait(void *address, uint64_t value, uint32_t flags, StreamHandle stream) {
   return call_on<"aclrtValueWait">(stream, [&](const Entry &e, const AclStreamPtr &s) -> Result {

@@ -11,14 +11,14 @@ namespace rehearsal::hccl {
 namespace {
 
 constexpr Library kLibrary = library_named("HCCL");
-enum class Root : unsigned char { Alone, OfSeveral };  // what the byte behind the id says
+enum class Root : unsigned char { Alone, OfSeveral };  // the byte behind an id: OfSeveral of HcclGetRootInfoScalable
 
 Handles<Comm> &comms() {
   static Handles<Comm> *const the_comms = new Handles<Comm>(4);
   return *the_comms;
 }
 
-// How long an init waits for the other ranks: the vendor's variable, in seconds.
+// How long an init waits for the other ranks: HCCL_CONNECT_TIMEOUT, in seconds; 120 if not set.
 std::chrono::milliseconds patience() {
   const char *text = std::getenv("HCCL_CONNECT_TIMEOUT");
   const long seconds = text ? std::atol(text) : 0;
@@ -46,7 +46,7 @@ std::string name_of(const Token &token) {
   return name;
 }
 
-// A failed one is gone.
+// Joins the other ranks. If the join fails, the communicator is gone.
 Result join(const char *call, const CommPtr &c, CommHandle *out, bool patient) {
   const Result r = outcome(c->join(call, c->token, patience(), patient), *c);
   if (r) {
@@ -59,10 +59,12 @@ Result join(const char *call, const CommPtr &c, CommHandle *out, bool patient) {
   return kSuccess;
 }
 
+// A rank's place in a communicator.
 struct Seat {
   int rank, size;
 };
 
+// Makes a communicator and joins the other ranks, at the end of the group in a group. `patient`: as for Communicator::join().
 Result start(const Entry &e, CommHandle *out, Device &d, Seat seat, const Token &token, const Config *config, bool patient) {
   *out = nullptr;
   const auto c = std::make_shared<Comm>(kLibrary, d, seat.rank, seat.size);
@@ -164,7 +166,7 @@ EXPORT Result HcclGetRootInfoScalable(RootInfo *root) {
   return make(root, Root::OfSeveral);
 }
 
-// The first root's rendezvous is that of all ranks; a rank tells each of the others that it has nothing to do.
+// All ranks meet at the first root. Rank i ends the rendezvous of root i, to which no rank will come.
 EXPORT Result HcclCommInitRootInfoScalable(uint32_t size, uint32_t count, const RootInfo *roots, uint32_t rank,
                                            uint32_t further, const Config *config, CommHandle *out) {
   HCCL_CALL("HcclCommInitRootInfoScalable");
@@ -250,7 +252,7 @@ EXPORT Result HcclCommDestroy(CommHandle h) {
   return kSuccess;
 }
 
-// While it is suspended, no new work is taken; what was given before goes on.
+// A suspended communicator takes no new work. Work that was submitted goes on.
 EXPORT Result HcclCommSuspend(CommHandle h) {
   HCCL_CALL("HcclCommSuspend");
   CommPtr c;
@@ -313,7 +315,7 @@ EXPORT Result HcclSetConfig(int which, Setting to) {
   HCCL_CALL("HcclSetConfig");
   if (which != kDeterministic) return kNotSupported;
   if (to.value < 0 || to.value > 2) return kParameter;
-  deterministic.store(to.value);  // sums are the same in every run anyway
+  deterministic.store(to.value);  // no effect: the simulation's sums are always the same
   return kSuccess;
 }
 EXPORT Result HcclGetConfig(int which, Setting *out) {

@@ -1,5 +1,5 @@
-// The part of the binary interface of Huawei's collective library (HCCL) that the rehearsal offers, in our own words, and what the files of
-// the skin share. Numbers are Huawei's.
+// The part of the binary interface of Huawei's collective library (HCCL) that the rehearsal offers, in declarations of our own, and what
+// the files of the skin share. The numbers are Huawei's.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +60,7 @@ struct RootInfo {
   unsigned char bytes[4108];
 };
 
-// As far as the rehearsal looks at it; the caller's `size` says how much of it is there.
+// The beginning of HcclCommConfig, as far as the rehearsal looks at it. `size`: how many bytes the program's struct has.
 struct Config {
   size_t size;
   uint32_t magic;
@@ -72,16 +72,16 @@ struct Config {
 };
 static_assert(offsetof(Config, magic) == 8 && offsetof(Config, buffer_megabytes) == 24 && offsetof(Config, name) == 32);
 constexpr uint32_t kConfigMagic = 0xf0f0f0f0, kNotSet = 0xffffffff;
-constexpr uint32_t kConfigCapability = 12;  // how many of its later fields the library knows
+constexpr uint32_t kConfigCapability = 12;  // how many later fields of the struct the library knows
 constexpr size_t kNameBytes = 128;
-constexpr uint64_t kNoSubCommunicator = 0xffffffff;  // of a rank that is no member
+constexpr uint64_t kNoSubCommunicator = 0xffffffff;  // the number that a rank gives if it is no member
 
 union Setting {
   int32_t value;
 };
 enum : int { kDeterministic = 0 };
 
-struct BatchItem {  // of a batch of messages
+struct BatchItem {  // a message of HcclBatchSendRecv
   int what;
   void *buffer;
   uint64_t count;
@@ -100,40 +100,48 @@ struct Comm final : Communicator {
   std::string name;
   std::atomic<bool> suspended{false};
   Mutex mutex;
-  std::set<uint64_t> parts ISTHMUS_GUARDED_BY(mutex);  // numbers of communicators made of some of its ranks
+  std::set<uint64_t> parts ISTHMUS_GUARDED_BY(mutex);  // numbers of the communicators that were made of some of the ranks
 };
 using CommPtr = std::shared_ptr<Comm>;
 
-// kSuccess, or why a call on this communicator cannot go on.
+// The communicator of a handle. find_ready() wants a communicator that has no error and is not suspended. Not kSuccess: the call returns
+// this result.
 Result find(const Entry &e, CommHandle h, CommPtr *out);
 Result find_ready(const Entry &e, CommHandle h, CommPtr *out);
-// Nothing works but on a thread whose device is the communicator's.
+// The thread's current device must be the communicator's.
 Result check_device(const Entry &e, const Comm &c);
 
 // ---- calls on a communicator ----------------------------------------------------------------------------------------------
 
+// One call of the program, while the call is made.
 struct Call {
   Operation o;
   CommPtr comm;
 };
 struct Kind {
-  Type type = Type::U8;  // for the engine, which has not all of them
+  Type type = Type::U8;  // the engine's type; of types that the engine has not, one of the same width
   size_t width = 0;      // 0: no such type
   bool reduces = false;
 };
 Kind kind_of(int type);
 
+// The steps of a call:
+//
+//   1. begin() finds the communicator and the stream.
+//   2. resolve() finds each buffer.
+//   3. commit() puts the operation into the group; without a group it launches the operation.
 Call new_call(const Entry &e);
 Result begin(Call &c, CommHandle h, void *stream);
 Result resolve(Call &c, const char *role, const void *p, uint64_t bytes, std::byte **out);
-enum class Sort { Init, Collective, Messages };
+enum class Sort { Init, Collective, Messages };  // a group has calls of one sort
 Result commit(Call &&c, Sort sort);
 
-// Groups of calls. An init inside of one runs when it ends.
+// Groups of calls. An init in a group runs when the group ends.
 bool in_group();
 Result defer_init(std::function<Result()> init);
-Result note(Result r);  // the first failure inside a group is the group's
+Result note(Result r);  // the first failure of a call in a group is the result of the group
 
+// The beginning of every function. Not kSuccess: the function returns this result at once.
 inline Result gate(const Entry &e) {
   if (e.in_child()) return kRuntime;
   if (in_host_function()) {

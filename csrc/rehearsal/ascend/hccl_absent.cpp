@@ -1,4 +1,4 @@
-// The simulated libhccl.so: functions that are there, because the real library has them, and that no rehearsal has a use for.
+// The simulated libhccl.so: functions of the real library that the simulation does not have. All return kNotSupported.
 #include "ascend/hccl_abi.hpp"
 
 using namespace rehearsal;
@@ -8,13 +8,13 @@ using namespace rehearsal::hccl;
   HCCL_CALL(name);   \
   return kNotSupported
 
-// Communicators out of a file that says where every rank is.
+// Communicators from a file with the place of every rank.
 EXPORT Result HcclCommInitClusterInfo(const char *, uint32_t, CommHandle *) { ABSENT("HcclCommInitClusterInfo"); }
 EXPORT Result HcclCommInitClusterInfoConfig(const char *, uint32_t, Config *, CommHandle *) {
   ABSENT("HcclCommInitClusterInfoConfig");
 }
 
-// Memory that a communicator is told of before it is used.
+// Memory that is registered with a communicator.
 EXPORT Result HcclCommSetMemoryRange(CommHandle, void *, size_t, size_t, uint64_t) { ABSENT("HcclCommSetMemoryRange"); }
 EXPORT Result HcclCommUnsetMemoryRange(CommHandle, void *) { ABSENT("HcclCommUnsetMemoryRange"); }
 EXPORT Result HcclCommActivateCommMemory(CommHandle, void *, size_t, size_t, void *, uint64_t) {
@@ -25,7 +25,7 @@ EXPORT Result HcclCommRegister(CommHandle, void *, uint64_t, void **, uint32_t) 
 EXPORT Result HcclCommDeregister(CommHandle, void *) { ABSENT("HcclCommDeregister"); }
 EXPORT Result HcclCommExchangeMem(CommHandle, void *, uint32_t *, uint32_t) { ABSENT("HcclCommExchangeMem"); }
 
-// What only real networks and real operators have.
+// Network interfaces, and settings of a communicator.
 EXPORT Result HcclCommWorkingDevNicSet(CommHandle, uint32_t *, bool *, uint32_t) { ABSENT("HcclCommWorkingDevNicSet"); }
 EXPORT Result HcclSetCommConfig(CommHandle, int, Setting) { ABSENT("HcclSetCommConfig"); }
 EXPORT Result HcclGetCommConfig(CommHandle, int, Setting *) { ABSENT("HcclGetCommConfig"); }

@@ -1,4 +1,4 @@
-// The simulated libhccl.so: collectives of equal parts, groups.
+// The simulated libhccl.so: collectives with parts of one size, groups.
 #include <cstring>
 #include <utility>
 
@@ -8,14 +8,15 @@ namespace rehearsal::hccl {
 namespace {
 
 struct Calls final : Group {
-  unsigned sorts = 0;  // of what is inside: they cannot be mixed
+  unsigned sorts = 0;  // a bit for each Sort in the group; a group has one sort
 };
 Calls &group() {
   static thread_local Calls the_group;
   return the_group;
 }
 
-// A failure of the runtime ends the device's work for good; of the network only the communicator hears, and the work stands.
+// With a late kRuntime the device fails. With any other late failure, say of the network, only the communicator has the error, and the work
+// waits until it is aborted.
 int breaks_device(int late) { return late == kRuntime ? Machine::get().illegal_address.load() : 0; }
 
 Result launch_all(const std::vector<Operation> &operations) {
@@ -28,7 +29,7 @@ Result launch_all(const std::vector<Operation> &operations) {
 Result mixed() { return kNotSupported; }
 Result end_group() { return group().end(launch_all, mixed); }
 
-// kSuccess if a group may hold this, too.
+// Notes a call of this sort in the open group. kNotSupported: the group has calls of another sort.
 Result admit(Sort sort) {
   Calls &g = group();
   const unsigned bit = 1u << static_cast<unsigned>(sort);
@@ -43,7 +44,7 @@ struct Buffers {
   void *to;
 };
 
-// `op`: -1 of what only moves.
+// `op`: -1 for a collective that reduces nothing.
 Result collective(const Entry &e, Collective how, Buffers b, uint64_t count, int type, int op, uint32_t root, CommHandle h,
                   void *stream) {
   Call c = new_call(e);
@@ -95,7 +96,7 @@ Kind kind_of(int type) {
     case kFloat8E4M3: return {Type::E4M3, 1, false};
     case kFloat8E5M2: return {Type::E5M2, 1, false};
     case kFloat8E8M0: return {Type::U8, 1, false};
-    default: return {};  // 128 bits: declared, and taken by no collective
+    default: return {};  // kInt128 too: no collective takes it
   }
 }
 
@@ -105,7 +106,7 @@ Result begin(Call &c, CommHandle h, void *stream) {
   const Entry &e = c.o.entry;
   if (const Result r = find_ready(e, h, &c.comm)) return r;
   c.o.comm = c.comm;
-  if (!stream) return kNullPointer;  // unlike the runtime, the library does not take the context's own stream by this name
+  if (!stream) return kNullPointer;  // for the runtime null is the context's default stream, for this library it is an error
   if (const Result r = check_device(e, *c.comm)) return r;
   c.o.stream = Machine::get().streams.find(word(stream));
   if (!c.o.stream && Machine::get().streams.lost(word(stream))) return kRuntime;
@@ -163,7 +164,7 @@ EXPORT Result HcclGroupEnd() {
   open_groups().fetch_sub(1);
   if (--g.depth) return stop;
   g.sorts = 0;
-  if (stop) g.forget();  // the group is over all the same
+  if (stop) g.forget();  // the group ends also when the call fails
   return stop ? stop : end_group();
 }
 

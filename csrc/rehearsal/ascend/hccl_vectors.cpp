@@ -1,4 +1,4 @@
-// The simulated libhccl.so: collectives whose parts may be unequal, and messages.
+// The simulated libhccl.so: collectives with parts of different sizes, and messages.
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -9,7 +9,7 @@
 namespace rehearsal::hccl {
 namespace {
 
-// Where the part of each rank is in a buffer, in elements.
+// The parts of all ranks in a buffer: sizes and places, in elements.
 struct Parts {
   std::vector<uint64_t> counts, offsets;
 
@@ -18,7 +18,7 @@ struct Parts {
   explicit Parts(std::vector<uint64_t> c) : counts(std::move(c)), offsets(counts.size()) {
     for (size_t i = 1; i < counts.size(); ++i) offsets[i] = offsets[i - 1] + counts[i - 1];
   }
-  uint64_t extent() const {
+  uint64_t extent() const {  // from the buffer's beginning to the end of the last part
     uint64_t end = 0;
     for (size_t i = 0; i < counts.size(); ++i)
       if (counts[i]) end = std::max(end, offsets[i] + counts[i]);
@@ -37,7 +37,7 @@ void add(Call &c, bool sends, size_t peer, std::byte *base, uint64_t offset, uin
   if (bytes) c.o.messages.push_back({sends, static_cast<int>(peer), base + offset, bytes});
 }
 
-// Every rank sends each other its part.
+// All to all: a message to each rank and a message from each rank.
 Result exchange(Call &&c, const void *from, const Parts &out, size_t from_width, const void *to, const Parts &in) {
   std::byte *source = nullptr, *target = nullptr;
   const size_t width = from_width;
@@ -51,7 +51,7 @@ Result exchange(Call &&c, const void *from, const Parts &out, size_t from_width,
   return commit(std::move(c), Sort::Collective);
 }
 
-// The width of both sides, which have one type.
+// The bytes of an element. Both sides must have the same type.
 Result width_of(int from, int to, size_t *out) {
   *out = kind_of(from).width;
   if (from != to) return kParameter;
@@ -83,7 +83,7 @@ Result batch(const Entry &e, const BatchItem *items, uint32_t count, CommHandle 
     const Kind kind = kind_of(item.type);
     if (item.what != kSend && item.what != kReceive) return kParameter;
     if (item.peer >= static_cast<uint32_t>(c.comm->size)) return kParameter;
-    if (!known.emplace(item.what, item.peer).second) return kParameter;  // one message each way with each rank
+    if (!known.emplace(item.what, item.peer).second) return kParameter;  // at most one message to a rank, and one from it
     if (!kind.width) return kNotSupported;
     std::byte *at = nullptr;
     const bool sends = item.what == kSend;
@@ -198,7 +198,7 @@ EXPORT Result HcclAlltoAllV(const void *from, const void *from_counts, const voi
   return note(exchange(std::move(c), from, out, width, to, in));
 }
 
-// The numbers of all: row i is what rank i sends to each.
+// `matrix`: row i has the number of elements that rank i sends to each rank.
 EXPORT Result HcclAlltoAllVC(const void *from, const void *matrix, int from_type, const void *to, int to_type,
                              CommHandle comm, void *stream) {
   HCCL_CALL("HcclAlltoAllVC");
