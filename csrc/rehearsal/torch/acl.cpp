@@ -1,4 +1,4 @@
-// Huawei's runtime: like the others in what it can do, and in no call.
+// Api over Huawei's runtime (ACL), whose calls are all different from CUDA's and HIP's.
 #include <algorithm>
 #include <cstdint>
 #include <set>
@@ -43,9 +43,9 @@ class Acl final : public Api {
   Call<float *, Native, Native> elapsed_{library_, "aclrtEventElapsedTime"};
   Call<int, uint32_t> peers_{library_, "aclrtDeviceEnablePeerAccess"};
   Mutex mutex_;  // held over vendor's calls: questions about events, and leave to touch another device's memory
-  // Events; one that was never recorded says the same as one that is not reached.
+  // Events that have been recorded. ACL says the same of an event that was never recorded and of a record that no stream has reached.
   std::set<Native> recorded_ ISTHMUS_GUARDED_BY(mutex_);
-  std::vector<Native> leaving_ ISTHMUS_GUARDED_BY(mutex_);  // destroyed by torch, and perhaps not reached yet
+  std::vector<Native> leaving_ ISTHMUS_GUARDED_BY(mutex_);  // torch has destroyed them, and their records may not be reached
   std::set<int> known_ ISTHMUS_GUARDED_BY(mutex_);          // devices that may touch the others' memory
   const char *(*chip_)() = nullptr;
   const char *(*words_)() = nullptr;
@@ -62,7 +62,7 @@ class Acl final : public Api {
   void run(const F &call, A... arguments) const {
     if (const int code = call(arguments...)) fail(call.name(), code, words_());
   }
-  // Null: no memory left.
+  // Memory from one of the allocating calls; null: there is not enough left.
   template <class F, class... A>
   void *room(const F &call, A... arguments) const {
     void *memory = nullptr;
@@ -105,7 +105,7 @@ class Acl final : public Api {
     return text ? text : "";
   }
 
-  // A thread that has a device once has one for ever.
+  // The device that was current, for leave(). A thread without a device keeps the new one: ACL cannot take it away.
   int enter(int device) override {
     int before = 0;
     const int code = get_device_(&before);
@@ -174,7 +174,8 @@ class Acl final : public Api {
   }
 };
 
-// An event must be reached before it goes.
+// ACL destroys an event only when its last record has been reached. So an event that is not reached stays in leaving_, until a later call
+// finds its record reached.
 void Acl::destroy_event(Native event) {
   std::vector<Native> reached;
   {

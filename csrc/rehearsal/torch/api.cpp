@@ -14,12 +14,12 @@ namespace {
 
 std::atomic<bool> forked{false};
 
-// The numbers of both vendors.
+// Numbers that NVIDIA and AMD have in common.
 constexpr int kOutOfMemory = 2, kNotReady = 600;
 constexpr unsigned kNonBlocking = 1, kDisableTiming = 2;
 constexpr int kMemoryType = 2, kOrdinal = 9;  // attributes of a pointer
 
-// ---- what both vendors have, under other names ---------------------------------------------------------------------------
+// ---- what NVIDIA and AMD both have, under other names --------------------------------------------------------------------
 
 struct Names {
   const char *init, *count, *name, *allocate_pinned, *release_pinned, *memory, *new_stream, *idle, *synchronize_stream,
@@ -78,7 +78,7 @@ class Vendor : public Api {
   }
   void *allocate_pinned(size_t bytes) override {
     void *host = nullptr;
-    return room(allocate_pinned_, &host, bytes, 1u) ? host : nullptr;  // 1: for all devices of the process
+    return room(allocate_pinned_, &host, bytes, 1u) ? host : nullptr;  // 1: pinned for all devices of the process
   }
   void release_pinned(void *host) override { run(release_pinned_, host); }
   void memory(size_t *left, size_t *all) override { run(memory_, left, all); }
@@ -116,7 +116,7 @@ class Vendor : public Api {
   void run(const F &call, A... arguments) const {
     check(call.name(), call(arguments...));
   }
-  // False: the vendor's code for what need not be an error.
+  // True: success. False: the call returned `fine`, which is no error here. Every other code is an error.
   template <class F, class... A>
   bool but_for(int fine, const F &call, A... arguments) const {
     const int code = call(arguments...);
@@ -190,7 +190,7 @@ class Cuda final : public Vendor {
   const char *vendor() const override { return "cuda"; }
   int enter(int device) override {
     run(push_, contexts_.at(static_cast<size_t>(device)));
-    return 0;  // the driver keeps a stack
+    return 0;  // not used: the driver has a stack of contexts
   }
   void leave(int) noexcept override {
     void *context = nullptr;
@@ -220,7 +220,7 @@ class Cuda final : public Vendor {
   }
 };
 
-// ---- AMD: the HIP runtime. Never run yet: there is no simulation of it ---------------------------------------------------
+// ---- AMD: the HIP runtime ------------------------------------------------------------------------------------------------
 
 constexpr Names kHipNames = {.init = "hipInit",
                              .count = "hipGetDeviceCount",
@@ -252,7 +252,7 @@ class Hip final : public Vendor {
   int host_type_ = 1;
 
   enum Kind : int { kIn = 1, kOut = 2, kWithin = 3 };
-  // hipPointerAttribute_t begins with these two; the rest of it differs between versions.
+  // hipPointerAttribute_t begins with these two fields. The rest differs between versions.
   struct Attributes {
     int type, device;
     char rest[248];
@@ -302,12 +302,13 @@ class Hip final : public Vendor {
   void zero(void *memory, size_t bytes, Native stream) override { run(fill_, memory, 0, bytes, stream); }
 };
 
-// A library that the loader finds and that stands on the rehearsal's engine. `real` is set where one is there that does not.
+// The first of these libraries that the loader finds and that is simulated; null: none. `*real`: the loader found one that is not
+// simulated.
 void *simulated(std::initializer_list<const char *> names, bool *real) {
   for (const char *name : names) {
     void *library = ::dlopen(name, RTLD_NOW | RTLD_GLOBAL);
     if (!library) continue;
-    if (::dlsym(library, "rehearsal_calls")) return library;  // looked up in what the library needs, too
+    if (::dlsym(library, "rehearsal_calls")) return library;  // dlsym also looks into the libraries that this one needs
     *real = true;
     ::dlclose(library);
   }

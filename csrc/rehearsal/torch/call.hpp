@@ -1,4 +1,4 @@
-// A function of a simulated vendor's library under its name, and what is said when it fails.
+// Call is a function of a simulated vendor's library, found by its name. fail() throws what a failed call has to say.
 #pragma once
 
 #include <dlfcn.h>
@@ -33,6 +33,6 @@ class Call {
                            std::to_string(code) + ")");
 }
 
-Api *open_acl(void *library);  // Huawei's
+Api *open_acl(void *library);  // Huawei's Api
 
 }  // namespace rehearsal_torch

@@ -1,4 +1,4 @@
-// Current devices, streams and events, and what torch asks through its guard and its hooks.
+// Current devices, streams and events: what torch asks of a device through the guard (DeviceGuardImplInterface) and the hooks.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -20,14 +20,14 @@ namespace {
 using isthmus::Lock;
 using isthmus::Mutex;
 
-constexpr int kDevices = 64;  // more than the simulation is ever told to have
-constexpr int kPool =
-    32;  // streams of each kind and device, as with the vendors' own torch: asked for more, they come again
+constexpr int kDevices = 64;  // at most; a simulation has fewer
+constexpr int kPool = 32;     // streams of each kind and device. Torch gives them out in turn, as on the vendors' devices.
 
 thread_local int the_device = 0;
 thread_local std::array<c10::StreamId, kDevices> the_streams{};
 
-// A stream's number: 0 is the device's default one, then come the pool's ordinary and its urgent ones. Made when first used.
+// The streams of a device, by their numbers. 0 is the default stream, 1 to 32 are ordinary streams, 33 to 64 are urgent streams. A stream
+// is made when it is first used.
 struct Streams {
   Mutex mutex;  // held over the vendor's call that makes a stream
   std::array<Native, 2 * kPool + 1> made ISTHMUS_GUARDED_BY(mutex){};
@@ -114,7 +114,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     try {
       const On on(std::max<int>(index, 0));
       api().destroy_event(event);
-    } catch (...) {  // whatever failed the device is said by the next call that can
+    } catch (...) {  // the device has failed; the next call that can throw reports the failure
     }
   }
   double elapsedTime(void *first, void *second, const c10::DeviceIndex index) const override {
@@ -124,7 +124,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
-// Random numbers are the CPU's: what the device computes, the CPU does.
+// The device's random numbers are the CPU's, because the CPU computes what the device computes.
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return device_count() > 0; }
@@ -196,7 +196,7 @@ void resize_storage(const c10::Storage &storage, size_t bytes) {
   const c10::DeviceGuard guard(storage.device());
   c10::DataPtr data = device_memory().allocate(bytes);
   if (const size_t kept = std::min(bytes, storage.nbytes())) device_memory().copy_data(data.get(), storage.data(), kept);
-  record_use(storage.data_ptr(), current_stream(the_device));  // the copy may still be reading
+  record_use(storage.data_ptr(), current_stream(the_device));  // the copy may still read the old memory
   storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(data));
   storage.unsafeGetStorageImpl()->set_nbytes(bytes);
 }

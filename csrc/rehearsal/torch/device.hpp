@@ -1,4 +1,4 @@
-// The device "rehearsal" as torch sees it: devices, streams, memory.
+// The device "rehearsal" of torch: devices, streams, memory. Any thread may call; "current" means the calling thread's.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -21,20 +21,21 @@ namespace rehearsal_torch {
 
 constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 
-int device_count() noexcept;  // 0 where there is no simulated vendor
+int device_count() noexcept;  // 0: there is no simulated vendor
 int current_device() noexcept;
 void set_current_device(int device);
 
-// Each thread has a current stream of every device; at first that is the device's default stream, as with the vendors.
+// Each thread has a current stream of every device. At first the current stream is the device's default stream, as with the vendors.
 c10::Stream current_stream(int device);
-Native native(const c10::Stream &stream);
+Native native(const c10::Stream &stream);  // the vendor's stream, made at the first call
 
-// Both keep what is freed, and give it out again in the order of the stream that it was taken for.
+// Allocators. Both keep freed memory for reuse. Memory of a device goes to requests of the same stream. Uses by other streams have ended
+// before, and so have all uses of pinned memory by streams.
 c10::DeviceAllocator &device_memory();
 at::HostAllocator &pinned_memory();
-void record_use(const c10::DataPtr &data, const c10::Stream &stream);  // of memory of either; else does nothing
+void record_use(const c10::DataPtr &data, const c10::Stream &stream);  // memory of other allocators is ignored
 
-// Other memory for a storage of a device, with as much of what it held as fits.
+// Gives a storage of a device new memory of `bytes`. The old contents are copied, as much as fits.
 void resize_storage(const c10::Storage &storage, size_t bytes);
 
 }  // namespace rehearsal_torch

@@ -1,5 +1,14 @@
-// Memory of the devices and pinned memory of the host, kept for reuse: the vendors' own calls wait for the device, and torch's
-// allocators for their devices keep what they have for that reason, too.
+// Memory of the devices and pinned memory of the host. Freed memory is kept for reuse, because the vendors' calls that allocate or free
+// wait for the device. Torch's own allocators do the same.
+//
+// The pool takes segments from the vendor, and cuts each into blocks of one size. A block belongs to a stream. The life of a block:
+//
+//   take()    a free block of the same device, stream and size, or one of a new segment
+//   use()     another stream uses the block, too
+//   give()    no other stream used the block: the block is free
+//             else: an event is recorded on each of those streams, and the block is marked
+//   settle()  all events of a marked block are reached: the block is free
+//   trim()    segments whose blocks are all free go back to the vendor
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
@@ -21,11 +30,11 @@ using isthmus::Lock;
 using isthmus::Mutex;
 
 constexpr size_t kSmallest = 512;     // the vendors' alignment
-constexpr size_t kSmall = 128 << 10;  // what is smaller shares a segment with others of its size
+constexpr size_t kSmall = 128 << 10;  // bytes; smaller blocks share a segment with others of the same size
 constexpr size_t kSegment = size_t{1} << 20;
 constexpr int kAllDevices = -1;
 
-// What a request is rounded up to: a block only goes to requests of the same.
+// The size of the block for a request. A block only goes to requests that are rounded to its size.
 size_t rounded(size_t bytes) {
   if (bytes <= kSmallest) return kSmallest;
   if (bytes <= kSmall) return std::bit_ceil(bytes);
@@ -37,9 +46,10 @@ struct Segment {
   void *memory = nullptr;
   size_t bytes = 0;
   int device = 0;
-  size_t in_use = 0;  // blocks that the pool does not hold
+  size_t in_use = 0;  // blocks of the segment that are not free
 };
 
+// An event behind the work of a stream.
 struct Mark {
   Native event = nullptr;
   int device = 0;
@@ -51,8 +61,8 @@ struct Block {
   int device = 0;
   c10::StreamId stream = 0;
   Segment *segment = nullptr;
-  std::vector<c10::Stream> used_by;  // streams other than its own
-  std::vector<Mark> marks;           // behind the last work of those, once it is freed
+  std::vector<c10::Stream> used_by;  // streams other than the block's own
+  std::vector<Mark> marks;           // behind the last work of these streams, when the block has been given back
 };
 
 class Pool {
@@ -71,7 +81,7 @@ class Pool {
 
   struct Counts {
     c10::CachingAllocator::Stat blocks, bytes, asked, segments, reserved;
-    int64_t allocated = 0, freed = 0;  // calls of the vendor
+    int64_t allocated = 0, freed = 0;  // segments, since the beginning
     void each(void (c10::CachingAllocator::Stat::*what)()) {
       for (auto *s : {&blocks, &bytes, &asked, &segments, &reserved}) (s->*what)();
     }
@@ -94,10 +104,10 @@ class Pool {
   void settle(bool wait);
 
   const bool pinned_;
-  Mutex mutex_;  // no call of the vendor is made under it, for those may wait for the device
-  // The last one freed goes first, so that a use after free does not stay unseen.
+  Mutex mutex_;  // not held over a vendor's call, which may wait for the device
+  // The block that was freed last is taken first. So a use after free soon meets the next owner's data, and is seen.
   std::map<Key, std::vector<Block *>> free_ ISTHMUS_GUARDED_BY(mutex_);
-  std::vector<Block *> marked_ ISTHMUS_GUARDED_BY(mutex_);  // freed, and still in use by streams
+  std::vector<Block *> marked_ ISTHMUS_GUARDED_BY(mutex_);  // given back, and still in use by streams
   std::list<Segment> segments_ ISTHMUS_GUARDED_BY(mutex_);
   std::map<int, std::vector<Native>> spare_events_ ISTHMUS_GUARDED_BY(mutex_);
   std::map<int, Counts> counts_ ISTHMUS_GUARDED_BY(mutex_);
@@ -113,7 +123,7 @@ Block *Pool::find(const Key &k) {
   return block;
 }
 
-// One more segment. False: the device has no room.
+// Adds a segment, cut into free blocks. False: the vendor has not enough memory left.
 bool Pool::grow(int device, c10::StreamId stream, size_t bytes) {
   const size_t all = bytes <= kSmall ? kSegment : bytes;
   void *memory = nullptr;
@@ -125,7 +135,7 @@ bool Pool::grow(int device, c10::StreamId stream, size_t bytes) {
   const Lock lock(mutex_);
   Segment &segment = segments_.emplace_back(Segment{memory, all, device, 0});
   std::vector<Block *> &list = free_[{device, stream, bytes}];
-  for (size_t at = all; at >= bytes; at -= bytes) {  // the lowest address goes first
+  for (size_t at = all; at >= bytes; at -= bytes) {  // the block of the lowest address is taken first
     auto *block = new Block;
     block->memory = static_cast<std::byte *>(memory) + at - bytes;
     block->bytes = bytes;
@@ -152,7 +162,7 @@ Block *Pool::take(int device, c10::StreamId stream, size_t bytes) {
                        pinned_ ? "host has no pinned memory" : "device has no memory", " left for ", bytes,
                        " bytes; --set MEMORY=<bytes> gives a device more");
     }
-    block = find(k);  // another thread may have been faster
+    block = find(k);  // null: another thread was faster
   }
   block->asked = bytes;
   const Lock lock(mutex_);
@@ -165,7 +175,7 @@ Block *Pool::take(int device, c10::StreamId stream, size_t bytes) {
 
 void Pool::give(Block *block) noexcept {
   if (in_forked_child()) return;
-  // Without the lock: nobody else has the block now.
+  // `block` needs no lock: no other thread has the block now.
   try {
     for (const c10::Stream &s : block->used_by) {
       Mark mark{nullptr, s.device_index()};
@@ -182,7 +192,8 @@ void Pool::give(Block *block) noexcept {
       block->marks.push_back(mark);
       api().record(mark.event, native(s));
     }
-  } catch (const std::exception &e) {  // the device has failed: the block is lost, and the next call that can say so does
+  } catch (const std::exception &e) {
+    // The device has failed. The block is lost, and the next call that can throw reports the failure.
     TORCH_WARN_ONCE("rehearsal: memory is not freed: ", e.what());
     return;
   }
@@ -197,7 +208,7 @@ void Pool::give(Block *block) noexcept {
   free_[key(*block)].push_back(block);
 }
 
-// Blocks that no stream uses any more become free.
+// Marked blocks become free when all their events are reached. `wait`: waits for the events.
 void Pool::settle(bool wait) {
   std::vector<Block *> marked;
   {
@@ -254,7 +265,7 @@ void Pool::trim() {
   }
 }
 
-// Never destroyed: tensors of the interpreter may outlive everything.
+// The pools are never destroyed: tensors of the interpreter may outlive everything else.
 Pool &device_pool() {
   static Pool *const pool = new Pool(false);
   return *pool;
@@ -326,7 +337,7 @@ class PinnedMemory final : public at::HostAllocator {
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void *to, const void *from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
-  // `ctx` is the context of a DataPtr of ours.
+  // `ctx`: the context of a DataPtr of this allocator, which is the Block.
   bool record_event(void *, void *ctx, c10::Stream stream) override {
     if (!ctx) return false;
     pinned_pool().use(static_cast<Block *>(ctx), stream);

@@ -1,4 +1,4 @@
-// The Python module isthmus/rehearsal/_torch_device; isthmus.rehearsal_torch is its face.
+// The Python module isthmus/rehearsal/_torch_device. Programs use it through isthmus.rehearsal_torch.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <ATen/core/CachingHostAllocator.h>
 
@@ -11,7 +11,7 @@ namespace py = pybind11;
 PYBIND11_MODULE(_torch_device, m) {
   using namespace rehearsal_torch;
   m.doc() = "A simulated device for torch; use it through isthmus.rehearsal_torch";
-  api();  // says it now if there is nothing to work on
+  api();  // throws now if there is no simulated vendor
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   m.def("vendor", [] { return api().vendor(); });
   m.def("device_count", &device_count);

@@ -1,5 +1,10 @@
-// The operators of the device. It makes, views and copies tensors by itself; whatever computes is done by the CPU on copies, and the
-// results are copied back in the order of the stream. So a result is late and a read waits, as on a real device.
+// The operators of the device. The device makes, views and copies tensors. All that computes is done by the CPU:
+//
+//   1. The arguments are copied to the host, in the order of the stream. The calling thread waits.
+//   2. The CPU computes.
+//   3. The results are copied back, in the order of the stream. The calling thread does not wait.
+//
+// So results come late and a read waits, as on a real device.
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -69,6 +74,7 @@ Tensor make_strided(IntArrayRef size, IntArrayRef stride, std::optional<at::Scal
 
 // ---- bytes between the host and a device, in the order of the device's current stream ------------------------------------
 
+// A device that is current, and its current stream.
 struct Here {
   int device;
   c10::Stream stream;
@@ -76,16 +82,17 @@ struct Here {
   explicit Here(int d) : device(d), stream(current_stream(d)), on(d) {}
 };
 
+// Looks at the first and the last byte.
 bool pinned(const void *host, size_t bytes) {
   return api().is_pinned(host) && api().is_pinned(static_cast<const std::byte *>(host) + bytes - 1);
 }
 
-// A part of a tensor's bytes, counted from its first element.
+// A part of a tensor's bytes. `at`: counted from the tensor's first element.
 struct Run {
   size_t at, bytes;
 };
 
-// Bytes of the host that the device may read later, whatever becomes of the tensor.
+// A pinned copy of host memory. The device may read the copy later, also when the tensor is gone.
 c10::DataPtr stage(const void *host, size_t bytes, const c10::Stream &s) {
   c10::DataPtr copy = pinned_memory().allocate(bytes);
   std::memcpy(copy.get(), host, bytes);
@@ -106,7 +113,7 @@ void copy_in(void *device, const Tensor &host, size_t bytes, const std::vector<R
   }
   for (const Run &r : runs)
     api().copy_in(static_cast<std::byte *>(device) + r.at, from + r.at, r.bytes, native(here.stream));
-  if (direct && !non_blocking) api().synchronize(native(here.stream));  // the source is the caller's again
+  if (direct && !non_blocking) api().synchronize(native(here.stream));  // then the caller may write to the source again
 }
 
 void copy_out(Tensor &host, const void *device, size_t bytes, int index, bool non_blocking) {
@@ -125,7 +132,12 @@ void copy_out(Tensor &host, const void *device, size_t bytes, int index, bool no
   std::memcpy(to, staged.get(), bytes);
 }
 
-// Between two devices the source's stream copies, behind what the destination's has, which then waits for it.
+// The stream of the source's device makes the copy. Between two devices:
+//
+//   stream of the destination        stream of the source
+//     ready: recorded       ---->      waits for ready
+//                                      copies
+//     waits for done        <----      done: recorded
 void copy_between(void *to, int to_index, const void *from, int from_index, size_t bytes) {
   const c10::Stream source = current_stream(from_index), target = current_stream(to_index);
   if (to_index != from_index) {
@@ -146,10 +158,10 @@ void copy_between(void *to, int to_index, const void *from, int from_index, size
 
 // ---- tensors between the host and a device -------------------------------------------------------------------------------
 
-// From a tensor's first element to its last.
+// Bytes from a tensor's first element to its last.
 size_t span_of(const Tensor &t) { return at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize()); }
 
-// A tensor of the host with the same sizes, strides and marks; without the values.
+// A tensor of the host with the same sizes, strides, and marks for conjugate and negative. Its values are not set.
 Tensor shape_of(const Tensor &t) {
   Tensor image = at::empty_strided(t.sizes(), t.strides(), at::TensorOptions().dtype(t.scalar_type()).device(at::kCPU));
   image._set_conj(t.is_conj());
@@ -157,13 +169,14 @@ Tensor shape_of(const Tensor &t) {
   return image;
 }
 
+// A copy of a device's tensor on the host, with the same strides.
 Tensor image_of(const Tensor &t) {
   Tensor image = shape_of(t);
   if (t.numel() > 0) copy_out(image, t.const_data_ptr(), span_of(t), t.device().index(), false);
   return image;
 }
 
-// Where a tensor's own elements lie, without the gaps between them. Nothing if they are in very many pieces.
+// The runs of bytes that a tensor's elements fill, without the gaps between them. Nothing: there are more than kMany runs.
 std::optional<std::vector<Run>> runs_of(const Tensor &t) {
   constexpr size_t kMany = 256;
   if (t.is_non_overlapping_and_dense()) return std::vector<Run>{{0, span_of(t)}};
@@ -186,17 +199,17 @@ std::optional<std::vector<Run>> runs_of(const Tensor &t) {
   return runs;
 }
 
-// Any values into a tensor of the device, which only gets its own elements written.
+// Copies values of a host's tensor into a tensor of the device. Only bytes of dst's elements change.
 void fill_from(const Tensor &host, const Tensor &dst, bool non_blocking) {
   const std::optional<std::vector<Run>> runs = runs_of(dst);
-  Tensor image = runs ? shape_of(dst) : image_of(dst);  // in too many pieces, the gaps are written, too, with what was there
+  Tensor image = runs ? shape_of(dst) : image_of(dst);  // too many runs: the gaps are written back as they were
   image.copy_(host);
   const size_t bytes = span_of(dst);
   copy_in(dst.mutable_data_ptr(), image, bytes, runs ? *runs : std::vector<Run>{{0, bytes}}, dst.device().index(),
           non_blocking);
 }
 
-// The same bytes in the same places.
+// Whether a copy from one to the other is a copy of bytes, in the same places.
 bool bytewise(const Tensor &a, const Tensor &b) {
   if (a.scalar_type() != b.scalar_type() || a.is_conj() != b.is_conj() || a.is_neg() != b.is_neg()) return false;
   return (a.is_contiguous() && b.is_contiguous()) || (a.strides() == b.strides() && a.is_non_overlapping_and_dense());
@@ -231,7 +244,7 @@ Tensor copy_from(const Tensor &self, const Tensor &dst, bool non_blocking) {
 
 // ---- sizes and storages --------------------------------------------------------------------------------------------------
 
-// at::native's own would write to the storage with the host's memcpy.
+// Makes the tensor's storage large enough. at::native's own function would use the host's memcpy.
 void grow_storage(const Tensor &t) {
   if (t.numel() == 0) return;
   const size_t needed =
@@ -298,13 +311,13 @@ Tensor &fill_with_zeros(Tensor &self) {
 
 void record_stream(Tensor &self, at::Stream s) { record_use(self.storage().data_ptr(), s); }
 
-// So that module.to() keeps its parameters, and a tensor's data may move between the host and the device.
+// True lets module.to() keep its parameters, and lets tensor.data move between the host and the device.
 bool has_compatible_shallow_copy_type(const Tensor &self, const Tensor &from) {
   const auto fits = [](const Tensor &t) { return t.layout() == at::kStrided && (t.is_cpu() || on_device(t)); };
   return fits(self) && fits(from);
 }
 
-// ---- convolutions: the two operators that are the device's own by name ---------------------------------------------------
+// ---- convolutions: torch has two operators for them that each device must implement --------------------------------------
 
 Tensor on_host(const std::optional<Tensor> &t) { return t && t->defined() ? t->cpu() : Tensor(); }
 
@@ -326,7 +339,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor &gradient, 
   return {back(a), back(b), back(c)};
 }
 
-// ---- an operator that changes arguments without saying so in its signature: the fallback would lose that ------------------
+// ---- batch norm: changes its running mean and variance, which its signature does not say. The fallback would lose them -----
 
 std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor &input, const std::optional<Tensor> &weight,
                                               const std::optional<Tensor> &bias, const std::optional<Tensor> &running_mean,
@@ -342,7 +355,8 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor &input, const std::op
 
 // ---- everything else -----------------------------------------------------------------------------------------------------
 
-// A view that is none would lose what is written through it, so an operator that makes one and is not listed below is an error.
+// Runs an operator on the CPU. An operator that returns a view and is not listed below is an error: its result would be a copy, and writes
+// through it would be lost.
 void on_cpu(const c10::OperatorHandle &op, torch::jit::Stack *stack) { at::native::cpu_fallback(op, stack, true); }
 
 }  // namespace
@@ -376,16 +390,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_backward_overrideable", &convolution_backward);
   m.impl("native_batch_norm", &batch_norm);
 
-  // torch would put these together from others, and the results would differ from the CPU's in the last bit.
+  // Torch would compose these of other operators. The results would then differ from the CPU's in the last bit.
   for (const char *name : {"native_layer_norm", "native_group_norm", "addr", "linalg__powsum"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
 }
 
-// copy_from heeds these marks of a tensor itself; torch's own way around them ends in copy_from again.
+// copy_from() looks at the marks for conjugate and negative itself. Torch's handlers of these marks would call copy_from() again.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
-// Under torch.autocast all types stay what they are.
+// torch.autocast changes no types on this device.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 }  // namespace rehearsal_torch
