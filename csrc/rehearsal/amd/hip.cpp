@@ -16,7 +16,7 @@ constexpr const char *kDeviceName = "Simulated AMD device (Isthmus rehearsal)";
 #define TEXT(x) TEXT_OF(x)
 constexpr const char *kRuntimeName = "AMD runtime (HIP " TEXT(HIP_MAJOR) ")";
 
-// "942": the last two digits are the minor number and the stepping, and the latter may be a letter.
+// "942" is major 9, minor 4, stepping 2. The stepping may be a letter ("90a").
 void read_gfx(const char *text, Options &o) {
   const size_t digits = std::strlen(text);
   const bool right = digits >= 3 && digits <= 4 && std::strspn(text, "0123456789") >= digits - 1 &&
@@ -42,7 +42,7 @@ Result &last_error() {
   return error;
 }
 
-// What a caller gets who asks about the device of that number.
+// The answer to a question about device `n`; no such device is a misuse.
 template <class Answer>
 Result about(const Entry &e, int n, Answer answer) {
   if (Machine::get().device(n)) return answer();
@@ -128,8 +128,8 @@ bool start() {
   return has_devices;
 }
 
-// Until version 6 it is that of the last call, whatever it was; from 7 on that of the last call that failed, and to be not ready is not to
-// fail.
+// Until version 6 hipGetLastError() has the result of the last call. From version 7 on it has the result of the last call that failed, and
+// hipErrorNotReady is no failure.
 Result remember(Result r) {
   if (HIP_MAJOR < 7 || (r != kSuccess && r != kNotReady)) last_error() = r;
   return r;
@@ -249,7 +249,7 @@ EXPORT Result hipDeviceSynchronize() {
   });
 }
 
-// The device is as new, and the thread's as before.
+// Takes all that the program has on the device. The device stays the thread's current one.
 EXPORT Result hipDeviceReset() {
   return call<"hipDeviceReset">([&](const Entry &, Device &device) -> Result {
     reset(device, false);

@@ -1,5 +1,6 @@
-// The part of the binary interface of AMD's runtime library that the rehearsal offers, in our own words. Numbers are AMD's. HIP_MAJOR says
-// which library the file is compiled for: what differs between them is here.
+// The part of the binary interface of AMD's runtime library (HIP) that the rehearsal offers, in declarations of our own. The numbers are
+// AMD's. The skin is compiled once for each major version of the library, which is HIP_MAJOR. What differs between the versions is in this
+// file.
 #pragma once
 
 #include <cstddef>
@@ -71,9 +72,9 @@ enum Attribute : int {
   kLastOfAmd = by_version(10016, 10017, 10022)
 };
 
-// What kind of memory a pointer means. Version 6 took CUDA's numbers.
+// Kinds of memory. Since version 6 the numbers are CUDA's.
 enum MemoryType : int {
-  kUnregistered = by_version(-1, 0, 0),  // version 5 has none: it answers with an error
+  kUnregistered = by_version(-1, 0, 0),  // version 5 has no such kind, and answers with an error
   kHost = by_version(0, 1, 1),
   kDevice = by_version(1, 2, 2)
 };
@@ -96,6 +97,7 @@ enum : unsigned { kNumaUser = 0x20000000, kCoherent = 0x40000000, kNonCoherent =
 enum : unsigned { kBlockingSync = 1, kDisableTiming = 2, kInterprocess = 4 };
 enum : unsigned { kDisableSystemFence = 0x20000000, kReleaseToDevice = 0x40000000, kReleaseToSystem = 0x80000000 };
 
+// AMD's number for an outcome. `d`: the device whose failure Broken means.
 inline Result number(Code code, const Device *d = nullptr) {
   switch (code) {
     case Code::Ok: return kSuccess;
@@ -113,34 +115,35 @@ inline Result number(Code code, const Device *d = nullptr) {
     case Code::CaptureInvalidated: return kCaptureInvalidated;
     case Code::CaptureUnmatched: return kCaptureUnmatched;
     case Code::CapturedEvent: return kCapturedEvent;
-    case Code::NotPermitted: return kNotSupported;  // there is no other number for it
+    case Code::NotPermitted: return kNotSupported;  // HIP has no closer number
     case Code::Broken: return d && d->broken() ? d->broken() : kUnknown;
     case Code::Lost: return kContextDestroyed;
   }
   return kUnknown;
 }
 
-// What only AMD's devices have in the environment.
+// Settings that only AMD's devices have.
 struct Options {
-  int major = 9, minor = 4;    // REHEARSAL_GFX: 942, whose float8 is not that of the others; 950's is
+  int major = 9, minor = 4;    // REHEARSAL_GFX: the architecture, 942 if not set. gfx942 has another float8 than gfx950.
   bool signal_memory = true;   // not with REHEARSAL_HIP_NO_SIGNAL_MEMORY
-  bool wait_anywhere = false;  // REHEARSAL_HIP_WAIT_ANYWHERE: on registered host memory, too. So it is without signal memory
+  bool wait_anywhere = false;  // REHEARSAL_HIP_WAIT_ANYWHERE, or no signal memory: waits on any host memory
 };
 const Options &options();
 
-// The runtime starts with whatever call comes first. False: there is no device.
+// Starts the machine at the first call of any function. False: there is no device.
 bool start();
 
-// The result that hipGetLastError() tells.
+// Keeps a result for hipGetLastError(); returns `r`.
 Result remember(Result r);
 
+// The beginning of every function. Not kSuccess: the function returns this result at once.
 inline Result gate(const Entry &e) {
   if (e.in_child()) return kNotInitialized;
   if (in_host_function()) return number(misuse(e.name(), Code::NotPermitted, "called by a host function"));
   return fault_of(e);
 }
 
-// One call of that function. `body` gets the entry, and the thread's device if it asks for it.
+// One call of the function `name`. If body() takes a device, it gets the thread's current device.
 template <Name name, class Body>
 Result call(Body body) {
   static Counter &this_counter = counter(name.text);

@@ -4,7 +4,8 @@
 namespace rehearsal::hip {
 namespace {
 
-// Where each end of a copy must be. The host's end of one that runs later must be known to the device.
+// What each end of a copy must be. `host`: an end in host memory, which must be registered for an asynchronous copy. `any`: an end of the
+// default direction. False: no such direction.
 struct Ends {
   Side to, from;
 };
@@ -65,7 +66,7 @@ EXPORT Result hipFree(void *p) {
   return call<"hipFree">([&](const Entry &e, Device &device) -> Result {
     if (!p) return kSuccess;
     if (forbidden_by_capture()) return kCaptureUnsupported;
-    Device &owner = owner_of(word(p), device);  // another device's memory may be freed, too: that one is waited for
+    Device &owner = owner_of(word(p), device);  // memory of another device may be freed, too; the call waits for that device
     const Place place = find_place(word(p));
     if (place.found() && place.block->is(Pinned::Signal)) return number(release_host(e, owner, p, Pinned::Signal), &device);
     return number(release(e, owner, word(p)), &device);
@@ -145,7 +146,7 @@ EXPORT Result hipMemcpyAsync(void *to, const void *from, size_t bytes, int direc
   });
 }
 
-// The runtime does not wait for a fill of device memory.
+// hipMemset of device memory returns before the fill is done.
 EXPORT Result hipMemset(void *to, int value, size_t bytes) {
   return call<"hipMemset">([&](const Entry &e, Device &device) -> Result {
     if (forbidden_by_capture()) return kCaptureUnsupported;

@@ -1,12 +1,12 @@
 // The simulated libamdhip64.so: streams, events, value operations, host functions, capture.
 //
-// A stream knows its device, and work may be submitted to it whatever device is current; the null stream is the current device's.
+// Work may be submitted to a stream of any device, whatever device is current. The null stream is the current device's.
 #include "amd/hip_abi.hpp"
 
 namespace rehearsal::hip {
 namespace {
 
-// What a stream of that handle is asked for. The number of a failed device is that of the stream's.
+// A call on the stream of a handle, or on the event of a handle. Broken means a failure of the stream's or event's device.
 template <class Body>
 Result on(const Entry &e, Device &current, StreamHandle h, Body body) {
   StreamPtr s;
@@ -23,10 +23,10 @@ Result on(const Entry &e, EventHandle h, Body body) {
 constexpr Compare kComparisons[] = {Compare::SignedGreaterEqual, Compare::Equal, Compare::And, Compare::Nor};
 static_assert(kAtLeast == 0 && kEqual == 1 && kAnd == 2 && kNor == 3);
 
-// Queues of the real devices look at signal memory only; some versions of the runtime look at registered host memory for them.
+// A real queue can only look at signal memory. Some versions of the runtime look at registered host memory in the queue's place.
 bool may_wait_at(uintptr_t address) {
   const Place p = find_place(address);
-  if (!p.found()) return true;  // the engine says what it is
+  if (!p.found()) return true;  // the engine reports the misuse
   return p.block->is(Pinned::Signal) || (options().wait_anywhere && p.block->on_host());
 }
 
@@ -157,7 +157,7 @@ EXPORT Result hipGraphDestroy(GraphHandle graph) {
   return call<"hipGraphDestroy">([&](const Entry &e, Device &) { return number(destroy_graph(e, graph)); });
 }
 
-// ---- value operations and host functions: a mask must let all bits through -------------------------------------------------
+// ---- value operations and host functions. A mask must have all bits --------------------------------------------------------
 
 EXPORT Result hipStreamWaitValue32(StreamHandle stream, void *address, uint32_t value, unsigned flags, uint32_t mask) {
   return call<"hipStreamWaitValue32">([&](const Entry &e, Device &device) -> Result {

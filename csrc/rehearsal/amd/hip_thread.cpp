@@ -1,5 +1,5 @@
-// The simulated libamdhip64.so: what programs call that are compiled for a default stream of each thread (-fgpu-default-stream=per-thread).
-// A null stream is the calling thread's there; all else is as in the functions of the plain names.
+// The simulated libamdhip64.so: the functions for programs that are compiled with -fgpu-default-stream=per-thread. For these functions a
+// null stream is the calling thread's default stream. All else is as in the functions of the plain names.
 #include "amd/hip_abi.hpp"
 
 using namespace rehearsal;

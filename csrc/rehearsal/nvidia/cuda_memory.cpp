@@ -191,7 +191,7 @@ EXPORT Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Strea
   return copy_later(entry, *device, stream, to, Side::Device, from, Side::Device, bytes);
 }
 
-// The driver does not wait for a fill of device memory.
+// cuMemsetD8 of device memory returns before the fill is done.
 EXPORT Result cuMemsetD8_v2(Address to, unsigned char value, size_t count) {
   CUDA_CALL("cuMemsetD8_v2");
   CUDA_CURRENT();
