@@ -3,7 +3,7 @@
 // A rank's work is a list of items in queues of its device. The queues' threads of all ranks do the work together, over a Fabric.
 //
 //   program's thread of rank 0       queue's thread of rank 0       queue's thread of rank 1       program's thread of rank 1
-//     join()                         (the ranks meet: rendezvous.hpp)                                join()
+//     join()           <- - - - - - -  the ranks meet (rendezvous.hpp)  - - - - - - - - - - - - ->     join()
 //     submit_locked()       ---->      fabric: posts its piece        fabric: posts its piece   <----  submit_locked()
 //                                      waits for rank 1's piece       waits for rank 0's piece
 //     finish(): sleeps                 reduces, item is done          reduces, item is done

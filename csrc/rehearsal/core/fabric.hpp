@@ -61,9 +61,9 @@ class REHEARSAL_API Fabric {
   Fabric(const Fabric &) = delete;
   Fabric &operator=(const Fabric &) = delete;
 
-  // Both return when the work is done, or when stop() is true. After a stop the results are undefined, and the fabric cannot be used again.
-  // If the ranks call different collectives, or if a message's sizes differ, that is a misuse by `call`. Messages of one pair meet in their
-  // order.
+  // run() returns when the work is done, or when stop() is true. After a stop the results are undefined, and the fabric cannot be used
+  // again. It is a misuse by `call` if the ranks call different collectives, or if a send and its receive have different sizes. Messages
+  // from one rank to another meet in the order of the calls.
   void run(const char *call, const Work &w, const Stop &stop);
   // `until_taken`: returns after the peers have received what this rank sends.
   void run(const char *call, const std::vector<Message> &messages, const Stop &stop, bool until_taken = false);

@@ -29,7 +29,7 @@ void poll_until(Ready ready) {
     __builtin_ia32_pause();
 #endif
   }
-  // A nap is a sixteenth of the wait so far. So the end of a wait is noticed soon, and a long wait costs little.
+  // A nap is a sixteenth of the wait so far, from 30 to 200 us. So the end of a wait is noticed soon, and a long wait costs little.
   for (long waited = 0; !ready();) {
     const timespec nap{0, std::clamp(waited / 16, 30'000L, 200'000L)};
     ::nanosleep(&nap, nullptr);

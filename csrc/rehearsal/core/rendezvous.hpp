@@ -1,13 +1,13 @@
 // Rendezvous: how the ranks of a communicator find each other, and get one segment of shared memory. The process that makes the token has a
 // thread that listens at an abstract Unix socket, whose name is the token. Nothing has a name in a file system.
 //
-//   process that makes the token           a rank
-//     new_rendezvous(): the token
+//   process that makes the token              each rank
+//     new_rendezvous(): makes the token
+//     a thread listens: gather()
 //       (the program carries the token to all ranks)
-//     thread gather(): listens               meet(): connects, says library, rank, size, device   (all ranks)
-//       checks what each rank says
-//       all are there: makes the segment
-//       answers all ranks            ---->   returns Ok and the segment's descriptor
+//     checks what each rank says      <----     meet(): connects, says its library, rank, size and device
+//     all have come: makes the segment
+//     answers all ranks               ---->     returns Ok and the segment's descriptor
 //
 // If a rank does not fit, gather() answers all who have come with the reason, and ends.
 #pragma once

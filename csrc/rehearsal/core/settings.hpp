@@ -1,5 +1,5 @@
-// The settings of the simulated machine, which are environment variables: REHEARSAL_ and the field's name. They are read once, at the first
-// call of any simulated library. A value that cannot be read aborts the process.
+// The settings of the simulated machine, which are environment variables: REHEARSAL_ and the field's name in capitals. They are read once,
+// at the first call of any simulated library. A value that cannot be read aborts the process.
 #pragma once
 
 #include <cstddef>

@@ -41,8 +41,8 @@ REHEARSAL_API void device_uuid(int ordinal, unsigned char uuid[16]);
 
 // ---- streams --------------------------------------------------------------------------------------------------------------
 
-// As long as one lives, the null stream is the calling thread's default stream. A program that is compiled in that way calls functions of
-// other names (cuStreamQuery_ptsz). Each of these functions has a ThreadDefault.
+// As long as a ThreadDefault lives in a thread, the null stream is the thread's default stream. A program that is compiled in that way
+// calls functions of other names (cuStreamQuery_ptsz). Each of these functions has a ThreadDefault.
 struct REHEARSAL_API ThreadDefault {
   ThreadDefault();
   ~ThreadDefault();
@@ -52,7 +52,6 @@ struct REHEARSAL_API ThreadDefault {
 REHEARSAL_API StreamPtr default_stream(Device &d);  // the stream of a null handle
 // The stream of a handle; null: there is none. A handle is a number of the program's streams, or one of three that always exist: null (the
 // default stream), 1 (the device's null stream) and 2 (the thread's default stream). `d`: the device of these three.
-// say.
 REHEARSAL_API StreamPtr find_stream(void *handle, Device &d);
 // The same. No such stream is a misuse; Lost: a reset has taken the stream.
 REHEARSAL_API Code find_stream(const Entry &e, Device &d, void *handle, StreamPtr *out);
@@ -76,7 +75,7 @@ REHEARSAL_API Code destroy_graph(const Entry &e, void *handle);
 
 // ---- events ---------------------------------------------------------------------------------------------------------------
 
-REHEARSAL_API Code find_event(const Entry &e, void *handle, EventPtr *out);  // no such event is a misuse; or Lost
+REHEARSAL_API Code find_event(const Entry &e, void *handle, EventPtr *out);  // no such event is a misuse; Lost: by a reset
 REHEARSAL_API Code create_event(Device &d, void **out, bool timing);
 REHEARSAL_API Code destroy_event(const Entry &e, void *handle);
 REHEARSAL_API Code record_here(const Entry &e, const EventPtr &event, const StreamPtr &s);  // both must be of one device
