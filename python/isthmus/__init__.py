@@ -62,7 +62,8 @@ __all__ = [
     "unique_id",
 ]
 
-# While the interpreter still runs: afterwards threads cannot be joined in order. Each waits 2 s at most for what is pending.
-_atexit.register(_ending.join_threads)  # comes after the next: the last one in is called first
+# Both run while the interpreter still runs. Later, threads cannot be joined in order. destroy_all() gives the pending
+# operations of each communicator 2 s at most.
+_atexit.register(_ending.join_threads)  # runs after destroy_all(): atexit calls the last one registered first
 _atexit.register(_core.destroy_all, 2.0)
 _ending.install()

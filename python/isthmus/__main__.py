@@ -28,7 +28,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _end(number: int, _frame: object) -> None:
-    """What a command started (ranks, network namespaces) ends with it, as after Ctrl-C. The status is what a shell gives."""
+    """Turns SIGTERM and SIGHUP into SystemExit, so that a command ends its ranks and network namespaces, as after Ctrl-C.
+
+    The exit status is the one that a shell gives: 128 and the signal's number.
+    """
     raise SystemExit(128 + number)
 
 
@@ -39,13 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _end)
     try:
-        if given[:1] == ["bench"]:  # everything after it belongs to the benchmark, --help included
+        if given[:1] == ["bench"]:  # all words after "bench" belong to the benchmark, --help included
             return bench.run(given[1:])
         options = parser().parse_args(given)
         status = int(options.run(options))
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # `| head`: nobody reads any more, and the interpreter must not try again when it ends
+    except BrokenPipeError:  # `| head`: nobody reads any more. The interpreter must not flush stdout again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Error as error:

@@ -15,7 +15,7 @@ __all__ = ["Comm", "Explanation", "context_stats", "from_mpi", "group", "init", 
 
 
 class Explanation:
-    """What a collective would do: `str()` is the plan as text, `data` the same as a dict."""
+    """What a collective would do on this rank. `str()` gives the plan as text, `data` the same as a dict."""
 
     def __init__(self, text: str) -> None:
         self.data: dict[str, Any] = json.loads(text)
@@ -30,27 +30,36 @@ class Explanation:
 class Comm(_core.Comm):
     """One rank's view of one communicator.
 
-    The collectives take NumPy arrays, torch tensors, and whatever has the buffer protocol or DLPack; on a rank with a device
-    also arrays in its memory, by `__cuda_array_interface__` or DLPack, with `stream=`, the handle of the stream that the
-    operation stands on. They block, or return a `Work` with `async_op=True`. Where `out` is left out, all_reduce, reduce and
-    broadcast write into `x`, and the others into a new array; the array that was filled is returned.
+    Every rank calls the collectives in the same order. An array must be contiguous.
 
-    As a context manager it is destroyed at the end. Where an exception ends the block, the other ranks hear at once which
-    rank raised what, and their operations end in PeerLostError; it is destroyed with this object, or as the process ends.
+    - **Arrays**: NumPy arrays, torch tensors, and any object with the buffer protocol or DLPack. On a rank with a device
+      also arrays in the device's memory, by `__cuda_array_interface__` or DLPack.
+    - **`stream`**: the handle of the device's stream on which the operation stands, as an integer.
+    - **`async_op`**: a call blocks. With `async_op=True` the call returns a `Work` at once.
+    - **`timeout`**: the operation's deadline in seconds. None takes the communicator's.
+    - **`out`**: the array that receives the result; the call returns that array. Without `out`, all_reduce, reduce and
+      broadcast write into `x`, and the other collectives into a new array.
+    - **Threads**: any thread may call. The order of the calls must be the same on all ranks.
+
+    As a context manager the communicator is destroyed at the end of the block. Where an exception ends the block:
+
+    1. The other ranks hear at once which rank raised which exception. Their operations end in PeerLostError.
+    2. The communicator is destroyed with this object, or at the end of the process.
     """
 
     @property
     def name(self) -> str:
-        """As given to init, or as split named it."""
+        """The communicator's name: given to init, split or shrink, or made there from the parent's name."""
         return self._name
 
     _name = "world"
 
     def split(self, color: int, key: int = 0, name: str | None = None) -> Comm | None:
-        """Collective. Ranks with one color >= 0 form a communicator, ordered by (key, rank). None for a negative color.
+        """Collective. Ranks with the same color >= 0 form a communicator, ordered by (key, rank).
 
-        A color that cannot be made on one rank fails on all ranks of that color, at once, and the error names the rank. This
-        communicator and the other colors go on.
+        Returns this rank's new communicator, or None for a negative color. Where one rank cannot make the new communicator,
+        the call fails at once on all ranks of that color, and the error names the rank. This communicator and the other
+        colors go on.
         """
         handle = self._split(color, key, name)
         if handle is None:
@@ -60,10 +69,11 @@ class Comm(_core.Comm):
         return child
 
     def shrink(self, exclude: Sequence[int], *, abort: bool = False, name: str | None = None) -> Comm:
-        """Collective over the ranks that are left: all but those in `exclude`, which need not live.
+        """Makes a communicator of all ranks but those in `exclude`. Collective over the ranks of the new communicator.
 
-        With abort=True this communicator is aborted first; that is how the ranks go on that have lost others. It is still to
-        be destroyed. Where a further rank is lost meanwhile, all that are left get an error, and may call again.
+        The excluded ranks need not live, and do not call. With abort=True this communicator is aborted first: ranks that
+        have lost others go on in this way. This communicator must still be destroyed. Where a further rank is lost during
+        the call, all remaining ranks get an error, and may call again with a longer list.
         """
         child = Comm(self._shrink(list(exclude), abort, name))
         child._name = name or f"{self.name}/shrink"
@@ -79,10 +89,13 @@ class Comm(_core.Comm):
         op: str = "sum",
         root: int = 0,
     ) -> Explanation:
-        """The path and the plan of this rank for `nbytes` (or `count` elements), counted as isthmus.h counts them.
+        """The path and the plan of this rank for a collective of `nbytes` bytes, or of `count` elements.
 
-        With the time that the ranks' profiles predict (`isthmus tune`), and that of the last such call on this rank. Of
-        "send" and "recv", whose `root` is the peer (-1: any, of a receive), the way that such a message with tag 0 takes.
+        The size is counted as in isthmus.h. The explanation has two times as well: the time that the ranks' profiles predict
+        (`isthmus tune`), and the time of the last such call on this rank.
+
+        For "send" and "recv" the explanation says which way such a message with tag 0 takes. `root` is then the peer, and -1
+        is any sender of a receive. Not collective. Raises ArgumentError where the call makes no sense.
         """
         if (nbytes is None) == (count is None):
             raise ArgumentError("explain: give nbytes= or count=")
@@ -97,7 +110,7 @@ class Comm(_core.Comm):
         return Explanation(self._explain(collective, count, dtype, op, root))
 
     def topology(self) -> dict[str, Any]:
-        """Hosts, islands, ranks and links, as found at init."""
+        """The hosts, islands, ranks and links, as found at init."""
         found: dict[str, Any] = json.loads(self._topology())
         return found
 
@@ -147,14 +160,20 @@ def init(
     name: str | None = None,
     settings: Mapping[str, object] | str | None = None,
 ) -> Comm:
-    """Join a communicator. Collective: returns when all `world_size` ranks have called it.
+    """Joins a communicator. Collective: the call returns when all `world_size` ranks have called init.
 
-    Without rank and world_size they come from torchrun, mpirun, srun or ISTHMUS_RANK and ISTHMUS_WORLD_SIZE; so does the
-    address, "host:port" of rank 0, which listens there. A unique_id from isthmus.unique_id() on rank 0 takes its place.
-    Under mpirun without an address the ranks meet through mpi4py, where that is installed.
+    - **`rank`, `world_size`**: both or neither. Without them torchrun, mpirun or srun gives them, or ISTHMUS_RANK and
+      ISTHMUS_WORLD_SIZE.
+    - **`address`**: "host:port" of rank 0, which listens there. Without `address` the launcher or ISTHMUS_ADDRESS gives the
+      address. Under mpirun without an address the ranks meet through mpi4py, where that is installed.
+    - **`unique_id`**: in place of an address, the bytes that rank 0's process got from isthmus.unique_id().
+    - **`island`**: the label of this rank's island.
+    - **`bridge`**: "auto", "shm" or "tcp".
+    - **`timeout`**: the deadline of init and of each operation, in seconds.
+    - **`settings`**: further settings (`isthmus doctor --settings`), as a mapping or as "NAME=value;NAME=value".
 
-    `island` labels this rank's island, `bridge` is "auto", "shm" or "tcp", `timeout` the deadline of init and of each
-    operation in seconds, `settings` further settings (`isthmus doctor --settings`) as a mapping or "NAME=value;NAME=value".
+    Raises ArgumentError and ConfigError for wrong arguments and settings, MismatchError where the ranks disagree, and
+    TimeoutError where a rank does not come.
     """
     if (rank is None) != (world_size is None):
         raise ArgumentError("init: rank= and world_size= go together; give both, or neither under torchrun, mpirun or srun")
@@ -196,7 +215,10 @@ def from_mpi(
     name: str | None = None,
     settings: Mapping[str, object] | str | None = None,
 ) -> Comm:
-    """A communicator of the ranks of an mpi4py communicator (MPI.COMM_WORLD by default). MPI carries the rendezvous only."""
+    """Makes a communicator of the ranks of an mpi4py communicator (MPI.COMM_WORLD by default). Collective.
+
+    MPI carries the rendezvous only. The other arguments are those of init.
+    """
     if comm is None:
         from mpi4py import MPI
 
@@ -222,7 +244,12 @@ def from_mpi(
 
 
 def unique_id() -> bytes:
-    """128 bytes with this process's address and a fresh key. Call it in the process of rank 0, and give it to all ranks."""
+    """128 bytes with this process's address and a fresh key.
+
+    1. The process of rank 0 calls unique_id().
+    2. The program gives the bytes to all ranks.
+    3. Every rank calls init(rank, world_size, unique_id=bytes).
+    """
     return _core.unique_id()
 
 
@@ -233,16 +260,17 @@ def settings() -> list[dict[str, Any]]:
 
 
 def context_stats() -> dict[str, Any]:
-    """What this process holds: threads, descriptors, staging bytes, links, communicators."""
+    """How much this process holds of each: threads, descriptors, staging bytes, links, communicators."""
     stats: dict[str, Any] = json.loads(_core.context_stats())
     return stats
 
 
 class group:  # noqa: N801 - used as a statement: `with isthmus.group():`
-    """Submits the operations of a `with` block together, at its end. Sends and receives in it may come in any order.
+    """Submits the operations of a `with` block together, at the block's end.
 
-    Blocking operations inside are done when the block ends. With `async_op=True` the block ends at once and `.work` is one
-    `Work` for all of them. An exception inside the block submits nothing.
+    Sends and receives in the block may come in any order. The block ends when all its operations are done. With
+    `async_op=True` the block ends at once, and `.work` is one `Work` for all its operations. Where an exception ends the
+    block, no operation is submitted. A group is the calling thread's: other threads' calls are not part of the group.
     """
 
     def __init__(self, *, async_op: bool = False) -> None:

@@ -1,4 +1,7 @@
-"""The front doors of the package, one a vendor, and where that vendor's own library is on this machine."""
+"""The front doors of the package, one for each vendor, and where the vendor's own library is on this machine.
+
+A front door is a library with the name and the functions of a vendor's collective library. Its calls reach Isthmus first.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,22 @@ __all__ = ["AUDITOR", "DOORS", "FOLDER", "HOOK", "NAMES", "Door", "door_of_file"
 FOLDER = Path(__file__).resolve().parent / "interpose"
 HOOK = FOLDER / "libisthmus_dlopen.so"
 AUDITOR = FOLDER / "libisthmus_audit.so"
-# The functions of all of them, and those that open libraries: how the symbols begin that are kept of a file.
+# A file's symbols are kept that begin with one of these: functions of the vendors, and functions that open libraries.
 NAMES = (b"nccl", b"pnccl", b"Hccl", b"hccl", b"dlopen\0", b"dlmopen\0")
 
 
 @dataclass(frozen=True)
 class Door:
-    """What stands before one vendor's collective library."""
+    """The front door of one vendor, and how that vendor's own library is recognized and found."""
 
-    library: str  # as --vendor and ISTHMUS_INTERPOSE name it
+    library: str  # the library's name for --vendor and ISTHMUS_INTERPOSE
     soname: str
     stem: str  # how the names of the vendor's files begin
-    setting: str
-    functions: re.Pattern[str]
-    devices: str  # files that a machine with such devices has
-    packages: tuple[str, ...]  # folders with the library in a folder of Python packages
-    folders: tuple[str, ...]  # and in the file system
+    setting: str  # the setting with the path of the vendor's library
+    functions: re.Pattern[str]  # how the names of the library's functions begin
+    devices: str  # a pattern of files. A machine with the vendor's devices has such files
+    packages: tuple[str, ...]  # folders that may hold the library, below a folder of Python packages
+    folders: tuple[str, ...]  # folders that may hold the library, in the file system
 
     @property
     def name(self) -> str:
@@ -43,14 +46,18 @@ class Door:
         return FOLDER / self.soname
 
     def is_name(self, name: str) -> bool:
-        """Whether a file of this name is the vendor's library: the stem, with a version behind it or not."""
+        """Whether a file of this name is the vendor's library: the name is the stem, with or without a version behind."""
         return name == self.stem or name.startswith(f"{self.stem}.")
 
     def has_devices(self) -> bool:
         return bool(glob.glob(self.devices))
 
     def installed(self, environment: Mapping[str, str], packages: Sequence[str] = ()) -> Path | None:
-        """The vendor's library where a program would find it by itself: Python's packages, the loader, usual places."""
+        """The vendor's library that a program would find by itself. None: there is none.
+
+        The order: folders of Python packages, LD_LIBRARY_PATH, the loader's cache, the usual folders. Front doors are
+        passed over.
+        """
         places = [Path(folder) / name for folder in packages for name in self.packages]
         searched = [Path(f) for f in re.split("[:;]", environment.get("LD_LIBRARY_PATH", "")) if f]
         cached = [Path(path).parent for path in _loader.cached(self.soname)]
@@ -89,12 +96,12 @@ def _read(path: str, _changed: int) -> _elf.Elf:
 
 
 def read(path: str | Path) -> _elf.Elf:
-    """A file with its functions of collective libraries. Raises OSError and NotElf."""
+    """A file, with its symbols that begin with one of NAMES. Raises OSError and NotElf."""
     return _read(str(path), os.stat(path).st_mtime_ns)
 
 
 def door_of_file(path: str | Path, soname: str = "") -> Door | None:
-    """Whose library a file is, by its name or its SONAME."""
+    """The door of the vendor whose library a file is, by its name or its SONAME. None: the file is no vendor's library."""
     for door in DOORS.values():
         if door.is_name(os.path.basename(path)) or door.is_name(soname):
             return door
@@ -102,12 +109,12 @@ def door_of_file(path: str | Path, soname: str = "") -> Door | None:
 
 
 def in_preload(environment: Mapping[str, str]) -> list[Path]:
-    """The front doors that LD_PRELOAD has."""
+    """The front doors in LD_PRELOAD, in order."""
     found = []
     for part in re.split("[: ]", environment.get("LD_PRELOAD", "")):
         try:
             if "/" in part and read(part).is_door:
                 found.append(Path(part))
         except (OSError, _elf.NotElf):
-            continue  # the loader says what it thinks of it
+            continue  # the loader itself reports such a file
     return found

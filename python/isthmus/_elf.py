@@ -1,4 +1,4 @@
-"""What is in an executable or a shared library, as far as the loader looks at it. Nothing is run."""
+"""Reads what the loader reads of an executable or a shared library. Nothing is run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["Elf", "NotElf", "mentions", "read"]
 
-_DYN = 3  # e_type of shared libraries, and of executables that can be anywhere
+_DYN = 3  # e_type of shared libraries, and of executables that can be loaded at any address
 _LOAD, _DYNAMIC, _INTERP, _NOTE = 1, 2, 3, 4
 _NEEDED, _HASH, _STRTAB, _SYMTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 4, 5, 6, 10, 14, 15, 29
 _GNU_HASH = 0x6FFFFEF5
@@ -23,20 +23,20 @@ class NotElf(ValueError):
 
 @dataclass(frozen=True)
 class Elf:
-    """One object."""
+    """One executable or shared library."""
 
     path: Path
     machine: int  # e_machine
     position_independent: bool
-    interpreter: str  # the loader that a program asks for; empty for a library, and for a program that is linked statically
-    dynamic: bool  # whether it has anything for the loader
+    interpreter: str  # the loader that a program asks for; empty for a library, and for a statically linked program
+    dynamic: bool  # whether the object has a dynamic section, which is what the loader reads
     soname: str
     needed: tuple[str, ...]
-    rpath: tuple[str, ...]  # as written, with $ORIGIN; empty where there is a RUNPATH, which the loader takes instead
+    rpath: tuple[str, ...]  # as written, with $ORIGIN; empty where there is a RUNPATH, because the loader takes that instead
     runpath: tuple[str, ...]
-    is_door: bool  # one of Isthmus' front doors, or a copy of one
-    defined: frozenset[str]  # of the names that were asked for
-    wanted: frozenset[str]
+    is_door: bool  # whether the object is one of Isthmus' front doors, or a copy of one
+    defined: frozenset[str]  # symbols that the object has, of those that the reader asked for
+    wanted: frozenset[str]  # symbols that the object takes from others, of those that the reader asked for
 
     @property
     def static_program(self) -> bool:
@@ -44,7 +44,7 @@ class Elf:
 
 
 def read(path: str | Path, names: tuple[bytes, ...] = ()) -> Elf:
-    """Reads the file. Of its symbols those are kept that begin with one of `names`."""
+    """Reads the file, and keeps the symbols that begin with one of `names`. Raises OSError and NotElf."""
     with open(path, "rb") as file:
         try:
             image = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -60,7 +60,7 @@ def read(path: str | Path, names: tuple[bytes, ...] = ()) -> Elf:
 
 
 def mentions(path: str | Path, text: str) -> str:
-    """The first word in the file that ends with this name, a version behind it or not. Empty: there is none."""
+    """The first word in the file that ends with `text`, or with `text` and a version. Empty: there is no such word."""
     with open(path, "rb") as file:
         try:
             image = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -151,7 +151,8 @@ class _Reader:
             return frozenset(), frozenset()
         table, count = self.offset(tags[_SYMTAB]), self.symbol_count(tags)
         all_texts = self.image[texts : texts + tags[_STRSZ]]
-        # A name may be the end of another text, so they are looked for everywhere; few of half a million symbols are these.
+        # A symbol's name may be the end of another text, so the names are looked for everywhere in the texts. The table may
+        # have half a million symbols; only the few whose name begins at one of `starts` are looked at.
         starts = {at for name in names for at in _occurrences(all_texts, name)}
         defined: set[str] = set()
         wanted: set[str] = set()
@@ -170,7 +171,7 @@ class _Reader:
         buckets, first, blooms, _ = struct.unpack_from("<IIII", self.image, at)
         start = at + 16 + 8 * blooms
         last = max(struct.unpack_from(f"<{buckets}I", self.image, start), default=0)
-        if last < first:  # it exports nothing; those that it asks for stand before
+        if last < first:  # the object exports nothing. The symbols that the object wants stand before `first`
             return int(first)
         chains = start + 4 * buckets
         while struct.unpack_from("<I", self.image, chains + 4 * (last - first))[0] & 1 == 0:

@@ -1,4 +1,11 @@
-"""How a process ends by an error: the other ranks hear what it raised, and end after it."""
+"""How a process ends by an exception: the other ranks hear which exception it was, and their processes end later.
+
+    rank 1 (raises)                         rank 0
+    exception that nobody catches
+    raised(text) - - - - - - - - - - - - -> operations end in PeerLostError, with the text
+    process ends                            its own exception ends the program: linger() waits
+    launcher names rank 1                   rank 1's process is gone: half a second later the process ends
+"""
 
 from __future__ import annotations
 
@@ -11,25 +18,25 @@ from types import TracebackType
 from . import _core
 
 _LONGEST = 5.0
-"""Seconds that the end of this process waits for the end of another's that raised."""
+"""Seconds, at most, that the end of this process waits for the end of the process that raised."""
 _SEEN = 0.5
-"""Seconds that a launcher has to see that end before it sees this one: torchrun looks ten times a second."""
+"""Seconds between the end of the process that raised and the end of this one. torchrun looks ten times a second."""
 
 
 def one_line(kind: type[BaseException], error: BaseException | None) -> str:
-    """The exception in one line, and a short one."""
+    """The exception in one short line: the name of its class, and up to 200 characters of its text."""
     try:
         text = " ".join(str(error).split()) if error is not None else ""
-    except Exception:  # its own __str__ fails
+    except Exception:  # the exception's own __str__ fails
         text = ""
     name = kind.__qualname__ if len(kind.__qualname__) <= 100 else kind.__name__[:100]
     return f"{name}: {text[:200]}{'...' if len(text) > 200 else ''}" if text else name
 
 
 def linger() -> None:
-    """Where a communicator has failed because another rank raised: waits until that one's process is gone.
+    """Waits until the process of the rank that raised is gone, 5 s at most. Without such a rank: returns at once.
 
-    A launcher names the first process that ends, and that should be the one which raised.
+    A launcher names the first process that ends. The first to end should be the process that raised.
     """
     until = time.monotonic() + _LONGEST
     state = _core.raiser()
@@ -41,19 +48,23 @@ def linger() -> None:
 
 
 threads: list[threading.Thread] = []
-"""Threads of ours that end when the last communicator is gone. One that came back from C++ later would end the process."""
+"""Isthmus' own Python threads. Each ends when the last communicator is gone.
+
+A thread that came back from C++ after the interpreter's end would end the process.
+"""
 
 
 def join_threads() -> None:
-    """Before the interpreter ends, and when all communicators are gone."""
+    """Waits for each of `threads`, 5 s at most. Called when all communicators are gone, before the interpreter ends."""
     for thread in threads:
         thread.join(_LONGEST)
 
 
 def install() -> None:
-    """An exception that nobody catches in the main thread is told to the other ranks before it is printed.
+    """Tells the other ranks of an exception that nobody catches in the main thread, before the exception is printed.
 
-    In an interactive interpreter it ends nothing. Nor does that of another thread: the program may go on without it.
+    Two kinds of exceptions are not told, because the program may go on: those in an interactive interpreter, and those of
+    other threads. At the interpreter's end linger() runs.
     """
     before = sys.excepthook
 

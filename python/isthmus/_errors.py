@@ -1,4 +1,4 @@
-"""What Isthmus raises. Every class is an `Error`; where Python has a class of that meaning, it is one of those too."""
+"""The exceptions of Isthmus. Every class is an `Error`. Where Python has a class of the same meaning, it is a base too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MismatchError(Error):
     """Ranks disagree: settings at init, or different operations at one sequence number."""
 
 
-class TimeoutError(Error, builtins.TimeoutError):  # the same meaning as the builtin, and also one of them
+class TimeoutError(Error, builtins.TimeoutError):  # named as in isthmus.h
     """A deadline passed. The text names the culprit."""
 
 
@@ -67,7 +67,7 @@ class ForkedError(Error):
 
 
 class InterruptedError(Error, builtins.InterruptedError):  # named as in isthmus.h
-    """The interrupt check ended a blocking call, and the signal handler raised nothing. The communicator is aborted."""
+    """A signal ended a blocking call, and the signal's handler raised nothing. The communicator is aborted."""
 
 
 class UnsupportedError(Error, TypeError):

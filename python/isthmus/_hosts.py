@@ -1,7 +1,9 @@
-"""Hosts of a rehearsal on one machine: a network namespace for each island, joined by a bridge, their interfaces shaped.
+"""Hosts of a rehearsal on one machine: one network namespace for each island. A bridge joins the namespaces.
 
-Nothing of it has a name, so nothing can be left behind: a namespace lives as long as a process is in it, and those that hold
-them end with this one, however it ends.
+Both directions of each interface are held to the island's rate. No namespace has a name, so none can be left behind:
+
+1. A namespace lives as long as a process is in it. One child process, the holder, is in each.
+2. A holder ends when its input ends, and so when this process ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -17,23 +19,27 @@ from ._errors import Error
 __all__ = ["INTERFACE", "Hosts"]
 
 INTERFACE = "eth0"  # in every namespace
-_MTU = 9000  # as between racks: with 1500 the headers would take 5 % of a rate
+_MTU = 9000  # bytes, as between racks: with 1500 the headers would take 5 % of a rate
 _TOOLS = ("ip", "tc", "unshare", "nsenter")  # of iproute2 and util-linux
 _PATIENCE_S = 20.0
-# The bucket that holds a rate: what may pass at once. It must be larger than the largest packet that the kernel hands down
-# whole (64 KiB), and than what passes while the timer is late.
+# The bucket of the token bucket filter: how many bytes may pass at once. The bucket must hold the largest packet that the
+# kernel hands down whole (64 KiB), and the bytes that pass while the kernel's timer is late.
 _BURST_BYTES = 256 << 10
 _BURST_S = 0.002
-_QUEUE_S = 0.1  # what waits for its turn; more is dropped, as by a switch
+_QUEUE_S = 0.1  # how much may wait for its turn, as time at the rate; more is dropped, as by a switch
 
 
 class Hosts:
-    """`rates` are MB/s (10^6 bytes a second), each way, by island. As a context manager, or with close()."""
+    """Makes one host for each island, and joins the hosts. Needs root.
+
+    `rates` are MB/s (10^6 bytes a second), each way, by island. close(), or the end of a `with` block, ends the hosts.
+    The constructor raises Error where the kernel or the tools cannot make such hosts.
+    """
 
     def __init__(self, rates: Mapping[str, float]) -> None:
         self._tools = _find_tools()
         self._holders: list[subprocess.Popen[bytes]] = []
-        self._places: dict[str, tuple[int, str]] = {}  # process, address
+        self._places: dict[str, tuple[int, str]] = {}  # the holder's process id, the address
         try:
             hub = self._hold()
             for number, island in enumerate(rates, 1):
@@ -47,7 +53,7 @@ class Hosts:
         return self._places[island][1]
 
     def before(self, island: str) -> list[str]:
-        """The words before a command that is to run there."""
+        """The words that make a command run on the island's host, written before the command."""
         return [self._tools["nsenter"], f"--net=/proc/{self._places[island][0]}/ns/net", "--"]
 
     def close(self) -> None:
@@ -73,7 +79,10 @@ class Hosts:
         self.close()
 
     def _hold(self) -> int:
-        """A process in a namespace of its own, which ends when its input does. In its own session: Ctrl-C is not for it."""
+        """Starts a process in a network namespace of its own, and returns the process id.
+
+        The process ends when its input ends. The process has a session of its own, so Ctrl-C does not reach it.
+        """
         holder = subprocess.Popen(
             [self._tools["unshare"], "--net", "sh", "-c", "echo; exec cat"],
             stdin=subprocess.PIPE,
@@ -105,11 +114,12 @@ class Hosts:
         for island, (process, address) in self._places.items():
             self._batch("tc", process, [f"qdisc add dev {INTERFACE} root {_shape(rates[island])}"])  # what it sends
             up = [f"link set {INTERFACE} addrgenmode none", "link set lo up", f"link set {INTERFACE} up"]
-            # No default route: names that somebody looks up fail at once, where they would wait for an answer.
+            # There is no default route: a name that a program looks up fails at once. With a route the program would wait
+            # for an answer.
             self._batch("ip", process, [*up, f"address add {address}/16 dev {INTERFACE}"])
 
     def _batch(self, tool: str, process: int, lines: list[str]) -> None:
-        """Lines of `ip` or `tc`, done in the namespace of that process."""
+        """Runs lines of `ip` or `tc` in the network namespace of `process`. Raises Error with what the tool said."""
         command = [self._tools["nsenter"], f"--net=/proc/{process}/ns/net", "--", self._tools[tool], "-batch", "-"]
         try:
             done = subprocess.run(
@@ -123,7 +133,7 @@ class Hosts:
 
 
 def _shape(rate: float) -> str:
-    """The queue of an interface of so many MB/s."""
+    """The words for `tc qdisc add` that hold an interface to `rate` MB/s."""
     wanted = round(rate * 1e6)
     burst = max(_BURST_BYTES, int(wanted * _BURST_S))
     return f"tbf rate {wanted * 8}bit burst {burst} limit {max(1 << 20, int(wanted * _QUEUE_S)) + burst}"

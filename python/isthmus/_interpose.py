@@ -1,4 +1,4 @@
-"""Which front door a program is to have, and the variables that lead it there."""
+"""Which front door a program gets, and the variables that lead the program there."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ _SANITIZER = re.compile(r"lib(a|t|l|m|ub|hwa)san\.so")
 
 @dataclass
 class Choice:
-    """A door, and what leads the program to it."""
+    """A front door, and the variables that lead the program to the door."""
 
     door: Door
-    why: str
-    variables: dict[str, str] = field(default_factory=dict)
-    words: list[str] = field(default_factory=list)  # what else is worth a line
+    why: str  # why this door, for a line that is printed
+    variables: dict[str, str] = field(default_factory=dict)  # set for the program
+    words: list[str] = field(default_factory=list)  # further lines that are printed
 
 
 def wanted_door() -> Door | None:
-    """That of ISTHMUS_INTERPOSE; None for auto. Raises ConfigError where the settings cannot be read."""
+    """The door that ISTHMUS_INTERPOSE names; None for auto. Raises ConfigError where the settings cannot be read."""
     value = next(str(row["value"]) for row in settings() if row["name"] == "ISTHMUS_INTERPOSE")
     return DOORS.get(value)
 
 
 def door_here(environment: Mapping[str, str], packages: Sequence[str], ask: str) -> tuple[Door, str]:
-    """By what this machine has: devices, then libraries. `ask` is how to name one."""
+    """The door for this machine, and why: the vendor whose devices are here, else the vendor whose library is installed.
+
+    Raises ArgumentError where that is no one vendor. `ask` ends the error's text, and tells the user how to name a vendor.
+    """
     by_device = [door for door in DOORS.values() if door.has_devices()]
     if len(by_device) == 1:
         return by_device[0], f"this machine has {by_device[0].devices}"
@@ -59,9 +62,12 @@ def choose(
     audit: bool = False,
     real: str | None = None,
 ) -> Choice:
-    """The one door for this program. Raises ArgumentError where there is none that fits.
+    """The one door for this program. Raises ArgumentError where no door fits.
 
-    `hook` None takes the hook before dlopen where something opens the library by its path. `real` is the vendor's library.
+    - `vendor` is a library's name, a key of DOORS. None: the door is chosen by what the program uses, then by the machine.
+    - `hook` says whether the program gets the hook before dlopen. None: where a part opens the library by its path.
+    - `audit` leads the program by the loader's auditor (LD_AUDIT), in place of LD_PRELOAD.
+    - `real` is the path of the vendor's library. None: the door looks for the library.
     """
     if program.unreachable:
         raise ArgumentError(program.unreachable)
@@ -101,8 +107,9 @@ def choose(
 
 
 def users_of_a_door(program: Program) -> list[User]:
-    """Those that say whose door it is. pyhccl, which is of no use without HCCL and needs none to be installed, says so where
-    there is one.
+    """The parts of the program that decide which vendor's door the program gets.
+
+    pyhccl decides only where HCCL is installed: without HCCL pyhccl may be installed too, and is of no use.
     """
     packages = program.python.folders if program.python else ()
 
@@ -114,7 +121,7 @@ def users_of_a_door(program: Program) -> list[User]:
 
 
 def _behind(program: Program) -> str:
-    """Where Isthmus sees the program itself."""
+    """The end of an error's text: how to write the command so that Isthmus sees the program behind the launcher."""
     launcher = program.launcher or Path(program.command[0]).name
     if program.launcher:
         return f", or stand behind {launcher}, where the program is seen: {launcher} ... isthmus run --interpose -- PROGRAM"
@@ -147,7 +154,7 @@ def _door_for(program: Program, vendor: str | None) -> tuple[Door, str]:
             "it is a program of Isthmus, linked against libisthmus: it needs no front door; start it as it is"
         )
     if used:
-        # A program that can do with either has the names of both in it.
+        # A program that works with either vendor's library contains the names of both.
         there = {door.library: file for door in used if (file := door.installed(program.environment, packages))}
         if len(there) == 1:
             library, file = next(iter(there.items()))
@@ -158,7 +165,11 @@ def _door_for(program: Program, vendor: str | None) -> tuple[Door, str]:
 
 
 def _preload(program: Program, choice: Choice, hook: bool, audit: bool) -> None:
-    """One door, before whatever else is preloaded but a sanitizer, which must come first."""
+    """Puts the one door into LD_PRELOAD (or the auditor into LD_AUDIT).
+
+    The order is: sanitizers, which must be first; the door; the hook; the other preloaded libraries. A second door is an
+    error.
+    """
     there = in_preload(program.environment)
     for path in there:
         if not _same(path, choice.door.path) and (path.name != choice.door.soname or audit):
@@ -174,7 +185,10 @@ def _preload(program: Program, choice: Choice, hook: bool, audit: bool) -> None:
 
 
 def _say_where(program: Program, choice: Choice, real: str | None) -> None:
-    """The vendor's library, where the door would not find it by itself; and vLLM's variable."""
+    """Sets the variable with the path of the vendor's library, where the door would not find the library by itself.
+
+    For vLLM also the variable from which vLLM takes the path of NCCL. The path that stood there becomes the real library.
+    """
     door = choice.door
     vllm = any(user.name == "vllm" and user.door == door for user in program.users)
     path = program.environment.get(VLLM_PATH, "")
@@ -192,8 +206,9 @@ def _say_where(program: Program, choice: Choice, real: str | None) -> None:
 def beside_the_program(program: Program, door: Door) -> Path | None:
     """The vendor's library among the program's Python packages, where neither the loader nor the door would find it.
 
-    That is: they are not the packages that Isthmus is in, and nothing that is linked against the library leads there
-    (CuPy's and JAX' parts do not; PyTorch's do).
+    None in two cases: a part of the program that is linked against the library reaches it already, or no package has the
+    library. PyTorch's parts are linked so; CuPy's and JAX' parts are not. The folder of packages that holds Isthmus is left
+    out: the door itself looks there.
     """
     if program.python is None:
         return None

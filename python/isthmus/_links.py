@@ -1,6 +1,8 @@
-"""The links of a rehearsal: rates of its devices and of the bridges between its islands, from a file.
+"""The links of a rehearsal: the rates of its devices and of the bridges between its islands, read from a file of JSON.
 
 {"nvidia": {"copy_out_gbps": 12, "copy_in_gbps": 12, "fabric_gbps": 100, "latency_us": 10, "bridge_mbps": 400}, "amd": {...}}
+
+The names are those of islands or of vendors. An entry for an island's label goes before the entry of its ranks' vendor.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from ._errors import ArgumentError
 
 __all__ = ["Links", "island_of", "read_links"]
 
-MOST_BYTES = 64 << 10  # of the file
+MOST_BYTES = 64 << 10  # the largest file
 BRIDGE = "bridge_mbps"
-# What an entry may have: the switch of the simulation that it is, the least and the most.
+# The keys of an entry. For each: the switch of the simulation that the key sets, the least value and the greatest.
 KEYS: dict[str, tuple[str | None, float, float]] = {
     "copy_out_gbps": ("REHEARSAL_COPY_OUT_GBPS", 0.001, 10_000),
     "copy_in_gbps": ("REHEARSAL_COPY_IN_GBPS", 0.001, 10_000),
@@ -37,21 +39,27 @@ class Rank(Protocol):
 
 @dataclass(frozen=True)
 class Links:
-    """`switches` are each rank's; `bridges` are MB/s (10^6 bytes a second) by island, or empty."""
+    """`switches` are the simulation's variables, one dict for each rank. `bridges` are MB/s (10^6 bytes a second) by island.
+
+    `bridges` is empty where the file has no rates of bridges.
+    """
 
     switches: list[dict[str, str]]
     bridges: dict[str, float]
 
 
 def island_of(rank: Rank) -> str:
-    """What a file of links calls the island of a rank: its label, or its vendor where it has none."""
+    """The name of a rank's island in a file of links: the rank's label, or the rank's vendor where there is no label."""
     return rank.label or rank.vendor
 
 
 def read_links(path: str | os.PathLike[str], ranks: Sequence[Rank], simulated: Sequence[str]) -> Links:
-    """The links of a fleet. `simulated` are the vendors that have simulated devices."""
+    """The links of a fleet, from the file. `simulated` are the vendors that have simulated devices.
+
+    Raises ArgumentError where the file cannot be read, or does not fit the fleet.
+    """
     rates = _parse(os.fspath(path), ranks, simulated)
-    # An entry of a label goes before that of a vendor.
+    # The entry of a label goes before the entry of a vendor.
     own = [{**rates.get(rank.vendor, {}), **rates.get(rank.label or "", {})} for rank in ranks]
     switches = []
     for rank, mine in zip(ranks, own, strict=True):
@@ -106,7 +114,7 @@ def _load(path: str) -> Any:
         raise ArgumentError(f"links {path}: not JSON of this kind: lists within lists") from None
     except ArgumentError:
         raise
-    except ValueError as error:  # of JSON, of UTF-8, of a number with too many digits
+    except ValueError as error:  # wrong JSON, wrong UTF-8, or a number with too many digits
         raise ArgumentError(f"links {path}: not JSON: {error}") from None
 
 
@@ -121,7 +129,7 @@ def _bridges(path: str, ranks: Sequence[Rank], own: Sequence[Mapping[str, float]
         return {}
     if missing:
         raise ArgumentError(f"links {path}: {missing[0]} has no {BRIDGE}; give it to all islands or to none")
-    for rank in ranks:  # those without a label get their vendor's name for one
+    for rank in ranks:  # a rank without a label gets its vendor's name as the label
         if rank.label is None and any(other.label == rank.vendor for other in ranks):
             raise ArgumentError(f"links {path}: {rank.vendor} is a label and a vendor whose ranks have none; label them all")
     return {island: rate for island, rate in found.items() if rate is not None}

@@ -1,8 +1,13 @@
-"""What the C library's loader would load for a program, and whom it would bind a name to: its rules, applied to the files.
+"""Which files the C library's loader would load for a program, and which of them would serve a function.
 
-Written after ld.so(8) and dlopen(3) of glibc: RPATH of the object and of those that led to it, LD_LIBRARY_PATH, RUNPATH, the
-cache, the system's folders. What is loaded already answers to its SONAME. A preloaded library stands behind the program,
-before all that it needs. Folders for kinds of a processor (glibc-hwcaps) are left out.
+The rules are those of ld.so(8) and dlopen(3) of glibc, applied to the files. Nothing is loaded.
+
+1. An object that is loaded already serves every need for its SONAME.
+2. Another need is looked for in this order: RPATH of the object and of the objects that led to it, LD_LIBRARY_PATH,
+   RUNPATH, the loader's cache, the system's folders.
+3. A preloaded library is searched for functions behind the program, and before all libraries that the program needs.
+
+Folders for kinds of a processor (glibc-hwcaps) are left out.
 """
 
 from __future__ import annotations
@@ -25,17 +30,20 @@ Read = Callable[[Path], _elf.Elf]
 
 @dataclass(eq=False)
 class Loaded:
-    """One object of a process."""
+    """One object of a process: the program or a shared library."""
 
     elf: _elf.Elf
-    parent: Loaded | None  # which object's need led to it
-    names: set[str]  # that it answers to
-    everybodys: bool  # in the scope of all; else of those alone that were opened with it
+    parent: Loaded | None  # the object that needs this one, or opened it
+    names: set[str]  # the names under which other objects find this one
+    everybodys: bool  # whether all objects find this one's functions (global scope); else those opened together with it
 
 
 @dataclass
 class Process:
-    """A program, what is preloaded and what both need. `replace` stands for an auditor: name -> other name, or None."""
+    """A program, the preloaded libraries, and the libraries that these need.
+
+    `replace` stands for the loader's auditor: from a name that is asked for, the name that is taken instead, or None.
+    """
 
     program: _elf.Elf
     environment: Mapping[str, str]
@@ -43,7 +51,7 @@ class Process:
     preload: tuple[Path, ...] = ()
     replace: Callable[[str], str | None] = lambda name: None
     objects: list[Loaded] = field(default_factory=list)
-    missing: list[tuple[str, Path]] = field(default_factory=list)  # a name, and who needs it
+    missing: list[tuple[str, Path]] = field(default_factory=list)  # a name that no file was found for, and who needs it
 
     def __post_init__(self) -> None:
         first = [Loaded(self.program, None, {str(self.program.path)}, True)]
@@ -52,7 +60,10 @@ class Process:
         self._needed_of(first, True)
 
     def open(self, name: str, by: Loaded | None = None, everybodys: bool = False) -> Loaded | None:
-        """As dlopen does it, with all that the library needs. None: there is none."""
+        """Loads a library and all that the library needs, as dlopen does. None: there is no such library.
+
+        `by` is the object that calls dlopen, the program by default. `everybodys` is RTLD_GLOBAL.
+        """
         before = len(self.objects)
         found = self._get(name, by or self.objects[0], everybodys)
         if found:
@@ -60,7 +71,10 @@ class Process:
         return found
 
     def binding(self, name: str, of: Loaded) -> Loaded | None:
-        """The object whose `name` this one's calls go to: the first in everybody's scope, then what was opened with it."""
+        """The object that serves `of`'s calls of the function `name`. None: no object has the function.
+
+        The global scope is searched first, then the objects that were opened together with `of`.
+        """
         everybodys = [o for o in self.objects if o.everybodys]
         for candidate in (*everybodys, *self._with(of)):
             if name in candidate.elf.defined:
@@ -151,7 +165,10 @@ class Process:
         return [f"/lib/{triplet}", f"/usr/lib/{triplet}", "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
 
     def _fits(self, path: Path) -> bool:
-        """The loader passes by what is of another machine. A file that is none is an error there, and passed by here."""
+        """Whether the loader takes this file. The loader passes over objects of another machine.
+
+        A file that is no ELF object is an error for the loader. Here such a file is passed over.
+        """
         try:
             return path.is_file() and self.read(path).machine == self.program.machine
         except (OSError, _elf.NotElf):
@@ -167,7 +184,7 @@ def _expand(text: str, elf: _elf.Elf) -> str:
 
 @functools.cache
 def _cache(path: str = "/etc/ld.so.cache") -> dict[str, list[str]]:
-    """What ldconfig found: the paths of each name, in its order."""
+    """The loader's cache, made by ldconfig: the paths of each name, in the cache's order."""
     found: dict[str, list[str]] = {}
     try:
         data = Path(path).read_bytes()

@@ -8,5 +8,5 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def get_include() -> str:
-    """The folder for a compiler's -I: it holds isthmus/isthmus.h. `isthmus-config --cflags --libs` has all the words."""
+    """The folder that holds isthmus/isthmus.h, for a compiler's -I. `isthmus-config --cflags --libs` prints all flags."""
     return str(FOLDER / "include")

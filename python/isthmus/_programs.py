@@ -1,7 +1,7 @@
-"""What a command is, what of it uses a vendor's collective library, and what leads that to the vendor's front door.
+"""What a command runs, which parts of the program use a vendor's collective library, and where the parts' calls go.
 
-The files are read, and the loader's rules applied to them. Nothing of the program is run but, where it is Python, the
-interpreter, which says where its packages are.
+The program's files are read, and the loader's rules are applied to the files. The program is not run. Only a Python
+interpreter is run, to ask where its packages are.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from ._loader import Loaded, Process
 
 __all__ = ["VARIABLES", "VLLM_PATH", "WAYS", "Answer", "Program", "Python", "User", "answer", "examine", "python_users"]
 
-# Programs that only start another one, in whose place the other is looked at.
+# Programs that only start another program. The other program is looked at instead.
 _WRAPPERS = ("env", "nice", "nohup", "timeout", "taskset", "numactl", "setsid", "stdbuf", "time", "ionice", "chrt")
-# Those that start it in other processes, which have the variables on this host, and on others where they are told to.
+# Programs that start another program in processes of their own. Those on this host have the variables. Those on other hosts
+# have the variables only where the launcher is told so.
 _LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prun", "srun", "jsrun", "aprun", "horovodrun")
-# Those that start it where neither the variables nor the files of this package are, or as another user.
+# Programs that start another program in a place without these variables or this package's files, or as another user.
 _ELSEWHERE = (
     "docker",
     "podman",
@@ -58,7 +59,8 @@ _FILES = {
 _LOAD_BY_PATH = ("torch", "cupy", "jax")
 _PYNCCL = "vllm/distributed/device_communicators/pynccl_wrapper.py"
 VLLM_PATH = "VLLM_NCCL_SO_PATH"
-# Who takes the path of the library from a variable. pyhccl takes the folder from another one, where that file is not there.
+# The variables with the path of the library, by Python package. Where the file is not there, pyhccl reads a second variable
+# with the library's folder.
 VARIABLES = {"vllm": VLLM_PATH, "pyhccl": "PYHCCL_LIBRARY"}
 _PYHCCL_FOLDER = "PYHCCL_LIBRARY_PATH"
 
@@ -67,25 +69,25 @@ WAYS = ("now", "preload", "hook", "import", "library_path", "audit")
 
 @dataclass(frozen=True)
 class User:
-    """Something that calls a vendor's functions."""
+    """A part of a program that calls a vendor's functions."""
 
     name: str
-    file: Path | None  # None: Python that opens the library itself
-    door: Door
-    how: str  # linked; opens it by NAME or by PATH in `text`; inside: the library is part of the file
-    text: str = ""
-    functions: frozenset[str] = frozenset()
+    file: Path | None  # None: Python code that opens the library itself
+    door: Door  # the vendor
+    how: str  # "linked"; "name" or "path": the part opens the library by `text`; "inside": the file contains the library
+    text: str = ""  # the name or the path
+    functions: frozenset[str] = frozenset()  # the vendor's functions that the part calls or contains
 
 
 @dataclass(frozen=True)
 class Python:
-    """An interpreter, and where its packages are."""
+    """A Python interpreter, and the folders of its packages (sys.path, in order)."""
 
     executable: Path
     folders: tuple[str, ...]
 
     def has(self, name: str) -> Path | None:
-        """A file or folder below one of the folders of packages."""
+        """The first file or folder with this name below one of the folders of packages. None: there is none."""
         return next((Path(f) / name for f in self.folders if (Path(f) / name).exists()), None)
 
 
@@ -94,35 +96,35 @@ class Program:
     """What a command would run."""
 
     command: list[str]
-    environment: dict[str, str]  # with what `env` in the command adds
+    environment: dict[str, str]  # with the variables that `env` in the command adds
     executable: Path
     elf: _elf.Elf
     script: Path | None = None
     launcher: str = ""
     python: Python | None = None
     users: list[User] = field(default_factory=list)
-    unreachable: str = ""  # why no variable leads it to a door
-    own: bool = False  # linked against libisthmus: a program of Isthmus
+    unreachable: str = ""  # why no variable can lead the program to a door; empty: one can
+    own: bool = False  # whether the program is linked against libisthmus, and so is a program of Isthmus itself
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Where a user's calls would go."""
+    """Where the calls of one User would go."""
 
-    library: Path | None  # None: there is none, or several; `functions` has them then
-    leads: bool  # to the door
-    functions: dict[str, str]  # each function's library; empty: none
+    library: Path | None  # the one library that serves all calls. None: no library, or several, which `functions` names
+    leads: bool  # whether that library is the door
+    functions: dict[str, str]  # the library of each function; an empty text: no library has the function
 
 
 def examine(command: Sequence[str], environment: Mapping[str, str]) -> Program:
-    """Raises ArgumentError where there is no such program, or it is none."""
+    """Says what a command would run. Raises ArgumentError where the command names no program that can be examined."""
     if not command:
         raise ArgumentError("no program; write it after --")
     words, variables, launcher = _innermost(list(command), dict(environment))
     executable, script = _resolve(words[0], variables)
     python = None
     if _PYTHON.fullmatch(executable.name) or (script and _PYTHON.fullmatch(script.name)):
-        # A script of that name finds the interpreter, as pyenv's do.
+        # A script named like Python finds the interpreter, as the scripts of pyenv do.
         python = _ask_python(
             executable if _PYTHON.fullmatch(executable.name) else script or executable, script, words, variables
         )
@@ -153,7 +155,7 @@ def examine(command: Sequence[str], environment: Mapping[str, str]) -> Program:
 
 
 def _innermost(words: list[str], variables: dict[str, str]) -> tuple[list[str], dict[str, str], str]:
-    """The words behind env, nice and the like; the variables with those of env; a launcher that is among them."""
+    """The words behind env, nice and the like; the variables, with those that env sets; the launcher's name, or ""."""
     while words:
         name = os.path.basename(words[0])
         if name in _ELSEWHERE:
@@ -180,7 +182,7 @@ def _innermost(words: list[str], variables: dict[str, str]) -> tuple[list[str], 
 
 
 def _resolve(word: str, variables: Mapping[str, str]) -> tuple[Path, Path | None]:
-    """The file that the kernel would run for a word, and the script that led to it."""
+    """The file that the kernel would run for a word, and the script whose first line led to the file, or None."""
     script = None
     for _ in range(5):
         found = shutil.which(word, path=variables.get("PATH", os.defpath))
@@ -208,7 +210,7 @@ def _resolve(word: str, variables: Mapping[str, str]) -> tuple[Path, Path | None
 
 
 def _privileged(executable: Path) -> bool:
-    """Whether the loader distrusts the environment: the program would run with other rights than ours."""
+    """Whether the loader distrusts the environment, because the program would run with other rights than this process."""
     status = executable.stat()
     if status.st_mode & stat.S_ISUID and status.st_uid != os.getuid():
         return True
@@ -241,7 +243,7 @@ def _ask_python(executable: Path, script: Path | None, words: list[str], variabl
 
 
 def python_users(python: Python, environment: Mapping[str, str]) -> list[User]:
-    """What Python packages may load. Which of them a program imports is not looked at."""
+    """The Python packages that may load a vendor's library. Whether a program imports the packages is not looked at."""
     users = []
     for name, patterns in _FILES.items():
         for folder in python.folders:
@@ -260,7 +262,12 @@ def python_users(python: Python, environment: Mapping[str, str]) -> list[User]:
 
 
 def _told_by_variables(user: User, environment: Mapping[str, str]) -> User:
-    """pyhccl opens the first that there is: what one variable names, the library in the folder of another, the name."""
+    """pyhccl, with the library that pyhccl would open. pyhccl opens the first of these that exists:
+
+    1. the file that PYHCCL_LIBRARY names;
+    2. the library in the folder that PYHCCL_LIBRARY_PATH names;
+    3. the library's name, which the loader looks for.
+    """
     folder = environment.get(_PYHCCL_FOLDER, "")
     for path in (environment.get(VARIABLES[user.name], ""), f"{folder}/{user.door.soname}" if folder else ""):
         if "/" in path and _readable(Path(path)):
@@ -279,7 +286,7 @@ def _linked_users(objects: Sequence[Loaded]) -> list[User]:
 
 
 def _serves_a_vendors(loaded: Loaded) -> bool:
-    """Whether a vendor's library needs it: HCCL's functions are in several files."""
+    """Whether a vendor's library led to this object. HCCL is such a library: its functions are in several files."""
     above = loaded.parent
     while above:
         if door_of_file(above.elf.path, above.elf.soname):
@@ -289,7 +296,7 @@ def _serves_a_vendors(loaded: Loaded) -> bool:
 
 
 def _is_own(file: Path, elf: _elf.Elf) -> bool:
-    """libisthmus, which opens the vendors' libraries for its islands and is nobody's client."""
+    """Whether the file is libisthmus. libisthmus opens the vendors' libraries for its islands, and needs no door."""
     return (elf.soname or file.name).startswith("libisthmus.so")
 
 
@@ -301,9 +308,12 @@ def _of_path(name: str, file: Path) -> list[User]:
 
 
 def _of_file(name: str, file: Path, elf: _elf.Elf) -> list[User]:
-    """A file is linked against the library, has it inside, or opens it by a text that stands in it."""
+    """How a file uses the vendors' libraries, one User for each vendor.
+
+    A file is linked against the library, contains the library, or opens the library by a text that stands in the file.
+    """
     if elf.is_door or door_of_file(file, elf.soname) or _is_own(file, elf):
-        return []  # the library itself
+        return []  # the file is a library, and no user of one
     linked = {door.library: door for need in elf.needed if (door := door_of_file(need))}
     users = []
     for door in linked.values():
@@ -313,14 +323,14 @@ def _of_file(name: str, file: Path, elf: _elf.Elf) -> list[User]:
         own = frozenset(f for f in elf.defined if door.functions.match(f))
         if len(own) >= 8 and door.library not in linked:
             users.append(User(name, file, door, "inside", functions=own))
-    # PyTorch's, of half a gigabyte, are linked and need no search.
+    # PyTorch's files, of half a gigabyte, are linked and need no search.
     if users or name == "torch" or not elf.wanted & {"dlopen", "dlmopen"}:
         return users
     for door in DOORS.values():
         text = _elf.mentions(file, door.stem)
         if text:
             users.append(User(name, file, door, "path" if "/" in text else "name", text))
-    if not users:  # XLA puts the library's name together from parts; the functions' names stand there whole
+    if not users:  # XLA puts the library's name together from parts, but has the functions' names whole
         for function, door in (("ncclGetUniqueId", _of_nccl_like(elf)), ("HcclGetRootInfo", DOORS["hccl"])):
             if _elf.mentions(file, function):
                 users.append(User(name, file, door, "name", door.soname))
@@ -328,7 +338,7 @@ def _of_file(name: str, file: Path, elf: _elf.Elf) -> list[User]:
 
 
 def _of_nccl_like(elf: _elf.Elf) -> Door:
-    """NCCL or RCCL, whose functions have the same names: by what else the file needs."""
+    """NCCL's door or RCCL's. Their functions have the same names, so the other libraries that the file needs decide."""
     return DOORS["rccl" if any(need.startswith("libamdhip64") for need in elf.needed) else "nccl"]
 
 
@@ -336,10 +346,10 @@ def _of_nccl_like(elf: _elf.Elf) -> Door:
 
 
 def answer(program: Program, user: User, way: str, door: Door, alone: bool = False) -> Answer:
-    """Where the user's calls go, as it is now or with one of the ways to this door.
+    """Where the user's calls go, as the environment is now (`way` "now") or with one of WAYS to this door.
 
-    Python packages load the library of its own package by its path first, and what is linked has that one then. `alone`: as
-    if they did not, since they leave it where a door is there already.
+    Some Python packages (_LOAD_BY_PATH) first load the library of the vendor's own package by its path. The linked parts
+    then use that library. With `alone` that step is left out, as the packages do where a door is loaded already.
     """
     environment, preload, replace = dict(program.environment), _preloaded(program), _nothing
     if way in ("preload", "hook"):
@@ -378,7 +388,7 @@ def _nothing(name: str) -> str | None:
 
 
 def _to_doors(name: str) -> str | None:
-    """As csrc/interpose/ways/door.cpp decides it."""
+    """The path of the door for a library's name or path, or None, decided as in csrc/interpose/ways/door.cpp."""
     door = door_of_file(name)
     if door is None and "/" in name and os.path.isfile(name):
         try:
@@ -405,7 +415,7 @@ def _readable(path: Path) -> bool:
 def _bound(process: Process, here: Loaded, functions: frozenset[str], door: Door) -> Answer:
     found = {name: process.binding(name, here) for name in sorted(functions)}
     libraries = {loaded.elf.path for loaded in found.values() if loaded}
-    if not functions:  # it is linked and calls nothing
+    if not functions:  # the file is linked against the library and calls none of its functions
         needed = next((process.open(need, here) for need in here.elf.needed if door_of_file(need)), None)
         libraries = {needed.elf.path} if needed else set()
     library = next(iter(libraries)) if len(libraries) == 1 else None

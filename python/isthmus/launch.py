@@ -1,10 +1,10 @@
-"""Local rank processes: N copies of a command, each told its rank, the rendezvous and its island.
+"""Starts local ranks: N copies of a command. Each copy is told its rank, the rendezvous and its island.
 
 >>> from isthmus import launch
 >>> with launch.start(["python", "train.py"], ranks=4, islands="a:2,b:2", bridge="tcp") as job:
 ...     results = job.wait(timeout=60)
 
-For real clusters use torchrun, mpirun or srun; their variables are read by isthmus.init() directly.
+For real clusters use torchrun, mpirun or srun. isthmus.init() reads their variables directly.
 """
 
 from __future__ import annotations
@@ -30,25 +30,29 @@ from ._errors import ArgumentError
 
 __all__ = ["Job", "Result", "environment", "free_port", "parse_islands", "parse_libraries", "start"]
 
-# What another launcher may have left in our own environment; it would contradict what we tell the ranks.
+# Variables that another launcher may have left in this process's environment. They would contradict what the ranks are told.
 _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "TORCHELASTIC_")
 _LAUNCHER_NAMES = frozenset(
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"]
     + [f"ISTHMUS_{name}" for name in ("RANK", "WORLD_SIZE", "ADDRESS")]
 )
-_GRACE_S = 15.0  # after one rank failed: the library tells the others within a few seconds
-# What ends a line. A carriage return alone does, too (progress bars), unless it came last: it may be half of an end.
+_GRACE_S = 15.0  # how long the other ranks may run after one failed; the library tells them within a few seconds
+# The end of a line. A carriage return alone ends a line too (progress bars), unless the carriage return is the last byte so
+# far: a line feed may follow.
 _LINE_END = re.compile(rb"\r?\n|\r(?!\n|\Z)")
-# Names of the last ports that were given out, in the abstract namespace of Unix sockets: a name is one process's until it is
-# closed, and holds in one network namespace, as a port does.
+# Names for the last ports given out, in the abstract namespace of Unix sockets. A name belongs to one process until
+# its socket is closed. A name holds in one network namespace, as a port does.
 _reserved: deque[list[socket.socket]] = deque()
 _MOST_RESERVED = 64
-_DRAIN_S = 2.0  # how long the output of processes that the ranks have left behind is passed on
+_DRAIN_S = 2.0  # how long, after the ranks' end, output of processes that the ranks have left behind is passed on
 
 
 @dataclass(frozen=True)
 class Result:
-    """How one rank ended. The texts are empty where nothing was captured."""
+    """How one rank ended. `stdout` and `stderr` are empty where the output was not captured.
+
+    `returncode` is the exit status, or minus the number of the signal that ended the process.
+    """
 
     rank: int
     returncode: int
@@ -57,12 +61,13 @@ class Result:
 
 
 def free_port() -> int:
-    """A TCP port that is free on the loopback interface now, and whose successor is free too.
+    """A TCP port p that is free on 127.0.0.1 now, where p + 1 is free too. p is from 20000 to 31999.
 
-    No other process that calls this gets either of them, as long as this one lives and has not asked for many more.
+    No other process that calls free_port() gets p or p + 1 while this process lives, and has not asked for 64 more ports.
+    Raises ArgumentError where no such pair is found.
     """
     for _ in range(256):
-        # Below the ports that the kernel gives to outgoing connections: one of those may be taken before it is used here.
+        # The kernel gives higher ports to outgoing connections, and might give one away before a rank listens there.
         port = random.SystemRandom().randrange(20000, 32000)
         names = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
         try:
@@ -86,7 +91,10 @@ def _close(sockets: Sequence[socket.socket]) -> None:
 
 
 def parse_islands(text: str | None, ranks: int) -> list[str | None]:
-    """The island of every rank. "a:2,b:2" is a a b b; "a,b,a,b" interleaves; None is no label for anybody."""
+    """The label of every rank's island, in the order of the ranks. "a:2,b:2" gives a a b b, "a,b,a,b" interleaves.
+
+    None as the text gives no rank a label. Raises ArgumentError where the text does not name `ranks` ranks.
+    """
     if not text:
         return [None] * ranks
     labels: list[str | None] = []
@@ -101,7 +109,10 @@ def parse_islands(text: str | None, ranks: int) -> list[str | None]:
 
 
 def parse_libraries(text: str | None, labels: Sequence[str | None]) -> list[str | None]:
-    """The collective library of every rank's island. "a=oneccl" serves island a with oneCCL; the others have none."""
+    """The collective library of every rank's island, in the order of the ranks. None: the island has no library.
+
+    With "a=oneccl" oneCCL serves island a. Raises ArgumentError for a label that no rank has.
+    """
     served: dict[str, str] = {}
     for part in filter(None, (text or "").split(",")):
         label, equals, library = part.strip().partition("=")
@@ -122,16 +133,19 @@ def environment(
     host: str = "127.0.0.1",
     extra: Mapping[str, str | None] | None = None,
 ) -> dict[str, str]:
-    """The environment of one rank: ours, less what another launcher left, plus the variables of Isthmus and torch.
+    """The environment of one rank.
 
-    `host` is rank 0's address. `extra` is added to it; None takes a variable away.
+    1. The environment of this process, without the variables of another launcher.
+    2. The variables from which Isthmus and torch take rank, world size and rendezvous. `host` is rank 0's address. torch's
+       rendezvous has `port`, and Isthmus' has `port + 1`.
+    3. `extra`. The value None takes a variable away.
     """
     env = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(_LAUNCHER_PREFIXES) and name not in _LAUNCHER_NAMES
     }
-    if "ISTHMUS_RANK" in os.environ or "RANK" in os.environ:  # these say where this rank belongs
+    if "ISTHMUS_RANK" in os.environ or "RANK" in os.environ:  # this process is a rank: these two are about its own place
         for name in ("ISTHMUS_ISLAND", "ISTHMUS_BRIDGE"):
             env.pop(name, None)
     env.update(
@@ -161,15 +175,15 @@ def environment(
 
 @dataclass
 class _Pipe:
-    """What a rank writes to one of its two outputs."""
+    """One of the two outputs of a rank."""
 
     source: IO[bytes]
     prefix: bytes
-    to: int  # our own descriptor
-    pending: bytes = b""
+    to: int  # this process's descriptor, where the lines go
+    pending: bytes = b""  # the beginning of a line whose end has not come
 
     def pass_on(self) -> bool:
-        """Reads once, and writes the lines that are complete. False at the end, and where nobody reads ours any more."""
+        """Reads once, and writes the complete lines. False: the rank's output has ended, or nobody reads ours any more."""
         data = os.read(self.source.fileno(), 1 << 16)
         text = self.pending + data
         lines, used = bytearray(), 0
@@ -182,11 +196,18 @@ class _Pipe:
     def close(self) -> None:
         if self.pending:
             _write(self.to, self.prefix + self.pending.rstrip(b"\r") + b"\n")
-        self.source.close()  # whoever still writes there notices
+        self.source.close()  # a process that still writes there gets an error
 
 
 class _Relay:
-    """Passes on what ranks write, line by line, each with its rank's prefix: to where our own output goes."""
+    """Passes the ranks' output on to this process's own output, line by line, each line behind its rank's prefix.
+
+        rank            relay thread                     Job.kill()
+        writes     -->  reads, passes complete lines on
+        ends                                             waits for the ranks, then finish()
+                        reads up to 2 s longer           waits for the thread
+                        ends                             closes the pipes
+    """
 
     def __init__(self) -> None:
         self._pipes = selectors.DefaultSelector()
@@ -200,7 +221,7 @@ class _Relay:
         self._thread.start()
 
     def finish(self) -> None:
-        """The ranks have ended: passes on what is still in the pipes."""
+        """Called when the ranks have ended: waits until the output that is left in the pipes has been passed on."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -214,7 +235,7 @@ class _Relay:
             if over:
                 deadline = min(deadline, time.monotonic() + _DRAIN_S)
             ready = self._pipes.select(0.1)
-            # The ranks have ended and there is no end of file: a process that one of them started holds the pipe open.
+            # The ranks have ended, and a pipe has no end of file: a process that a rank started holds the pipe open.
             if over and (not ready or time.monotonic() > deadline):
                 return
             for key, _ in ready:
@@ -227,7 +248,7 @@ class _Relay:
 
 
 def _write(to: int, data: bytes | bytearray) -> bool:
-    """Writes all of it; False if nobody reads there."""
+    """Writes all of `data`. False: nobody reads there any more."""
     while data:
         try:
             data = data[os.write(to, data) :]
@@ -239,7 +260,7 @@ def _write(to: int, data: bytes | bytearray) -> bool:
 
 
 class Job:
-    """Running ranks. As a context manager it leaves none behind."""
+    """The running ranks of one start(). The end of a `with` block kills the ranks that still run."""
 
     def __init__(
         self,
@@ -257,7 +278,11 @@ class Job:
         return [process.pid for process in self.processes]
 
     def wait(self, timeout: float | None = None) -> list[Result]:
-        """Waits until all ranks have ended and tells how. The rest are killed at the deadline, or 15 s after a failure."""
+        """Waits until all ranks have ended. Returns one Result for each rank, in the order of the ranks.
+
+        Ranks that still run are killed after `timeout` seconds (None: never), or 15 s after a rank failed: whichever comes
+        first.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         failed = False
         while any(process.poll() is None for process in self.processes):
@@ -280,7 +305,7 @@ class Job:
         return Result(rank, self.processes[rank].returncode, texts[0], texts[1])
 
     def kill(self) -> None:
-        """Ends every rank that still runs, and waits for it."""
+        """Kills every rank that still runs, and waits for its end."""
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
@@ -316,13 +341,20 @@ def start(
     host: str = "127.0.0.1",
     before: Sequence[Sequence[str]] | None = None,
 ) -> Job:
-    """Starts `ranks` copies of `command` on this machine. `env` is added to every rank's environment.
+    """Starts `ranks` copies of `command` on this machine. Raises ArgumentError where the command cannot be started.
 
-    `islands` is their labels, as text ("a:2,b:2") or one for each rank. `each` has further variables for each rank; None
-    takes one away. `ccl` names the libraries of islands that have one, as "a=oneccl". `host` is where rank 0 is reached.
-    `before` has words that go before the command, for each rank, of a program that becomes the command (`nsenter`).
-    With `prefixes`, one for each rank, every line of a rank's output goes where ours goes, behind its prefix. Else, with
-    `capture`, the output is kept for Job.wait(); without, it goes where ours goes as it is.
+    - **`islands`**: the labels of the islands, as text ("a:2,b:2") or as one entry for each rank.
+    - **`bridge`**: "auto", "shm" or "tcp".
+    - **`ccl`**: the libraries of islands that have one, as "a=oneccl".
+    - **`env`**: variables for every rank.
+    - **`each`**: further variables, one mapping for each rank. The value None takes a variable away.
+    - **`prefixes`**: one for each rank. Every line of a rank's output goes to this process's output, behind the prefix.
+    - **`capture`**: without `prefixes`, whether the output is kept for Job.wait(). If not, the output goes unchanged to this
+      process's output.
+    - **`port`**: the port of torch's rendezvous; Isthmus' has the next one. None takes free ones.
+    - **`host`**: the address at which the ranks reach rank 0.
+    - **`before`**: words before the command, one list for each rank. They start a program that becomes the command
+      (`nsenter`).
     """
     if ranks < 1:
         raise ArgumentError(f"launch: ranks={ranks} must be 1 or more")
@@ -330,7 +362,7 @@ def start(
     for name, given in (("islands", labels), ("each", each), ("prefixes", prefixes), ("before", before)):
         if given is not None and len(given) != ranks:
             raise ArgumentError(f"launch: {name} has {len(given)} entries, but there are {ranks} ranks")
-    if before is not None and shutil.which(command[0]) is None:  # they would say so, each in its own words
+    if before is not None and shutil.which(command[0]) is None:  # here once, in place of an error of each rank's own program
         raise ArgumentError(f"launch: cannot start {command[0]}: not found, or no program")
     libraries = parse_libraries(ccl, labels)
     base = free_port() if port is None else port

@@ -4,13 +4,16 @@
 >>> device = rehearsal_torch.register()  # device(type='rehearsal')
 >>> x = torch.ones(3, device="rehearsal")
 
-In a process that `isthmus rehearse --fleet nvidia:1 -- python script.py` started, tensors on "rehearsal" lie in the memory
-that the simulated vendor's driver gives, and their streams and events are the driver's, so Isthmus takes them for what
-that vendor's are. The host cannot touch the memory. The CPU computes, on copies, and results come back in the order of
-the stream: late, as from a device. It is a simulation, and no time of it is a measurement.
+The device exists in a process that `isthmus rehearse --fleet nvidia:1 -- python script.py` started.
 
-`register` gives torch one accelerator, which becomes torch.accelerator's: a process that has another should not call it.
-From then on this module is also `torch.rehearsal`.
+- The simulated vendor's driver gives the tensors' memory, streams and events. So Isthmus treats such tensors as tensors of
+  that vendor's device.
+- The host cannot touch the memory. The CPU computes on copies.
+- The results come back in the order of the stream: late, as from a device.
+- The device is a simulation. Its times are no measurements.
+
+`register` makes the device torch.accelerator. A process that has another accelerator should not call `register`. After the
+call this module is also `torch.rehearsal`.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ _loaded: ModuleType | None = None
 
 
 def _load() -> ModuleType:
-    """The extension module, which lies with the simulated libraries and not among the product's modules."""
+    """Loads the extension module. Its file lies with the simulated libraries, and not among the product's modules."""
     try:
         torch = importlib.import_module("torch")
         built: str = importlib.import_module("isthmus._torch_build").TORCH_VERSION
@@ -73,7 +76,7 @@ def _load() -> ModuleType:
             module = importlib.util.module_from_spec(spec)
             try:
                 spec.loader.exec_module(module)
-            except ImportError as error:  # what a module throws when it begins is one, whatever it was
+            except ImportError as error:  # any exception that leaves a module's initialization becomes an ImportError
                 if not str(error).startswith("rehearsal: "):
                     raise
                 raise Error(str(error)) from error
@@ -82,9 +85,10 @@ def _load() -> ModuleType:
 
 
 def register() -> Any:
-    """Makes the device known to torch, once, and returns it: torch.device("rehearsal").
+    """Makes the device known to torch, and returns torch.device("rehearsal"). A second call only returns the device.
 
-    Raises isthmus.Error where this process finds no simulated vendor, or torch's only place for such a device is taken.
+    Raises isthmus.Error in two cases: this process finds no simulated vendor, or torch's only place for such a device is
+    taken. Raises ImportError where the extension module cannot be loaded.
     """
     global _loaded
     torch = importlib.import_module("torch")
@@ -120,7 +124,7 @@ def _torch() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Stream", "Event"):  # torch's own, which work for any accelerator
+    if name in ("Stream", "Event"):  # torch's own classes, which serve any accelerator
         return getattr(importlib.import_module("torch"), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
@@ -129,7 +133,7 @@ def __getattr__(name: str) -> Any:
 
 
 def vendor() -> str:
-    """What the vendor's own PyTorch calls such a device: "cuda", "hip" or "npu"."""
+    """The name that the vendor's own PyTorch has for such a device: "cuda", "hip" or "npu"."""
     return str(_module().vendor())
 
 
@@ -142,7 +146,7 @@ def is_initialized() -> bool:
 
 
 def _lazy_init() -> None:
-    """torch calls it before a device's first use; register() has done all there is to do."""
+    """torch calls this function before the first use of a device. register() has done all the work already."""
 
 
 def _is_in_bad_fork() -> bool:
@@ -162,12 +166,12 @@ def set_device(device: Any) -> None:
 
 
 def get_device_name(device: Any = None) -> str:
-    """The driver's name for it, which says that it is simulated."""
+    """The driver's name for the device. The name says that the device is simulated."""
     return str(_module().device_name(_index(device)))
 
 
 class device:  # noqa: N801 - torch's name for it
-    """A context in which that device is the current one."""
+    """A context in which `device` is the current device of the calling thread."""
 
     def __init__(self, device: Any) -> None:
         self._index = _index(device)
@@ -185,7 +189,7 @@ class device:  # noqa: N801 - torch's name for it
 
 
 def synchronize(device: Any = None) -> None:
-    """Waits for everything that was given to the device."""
+    """Waits until the device has done all work that it was given."""
     _module().synchronize(_index(device))
 
 
@@ -199,7 +203,7 @@ def default_stream(device: Any = None) -> Any:
 
 
 def stream(stream: Any) -> Any:
-    """A context in which that stream is the current one."""
+    """A context in which `stream` is the current stream. None changes nothing."""
     return contextlib.nullcontext() if stream is None else stream
 
 
@@ -211,7 +215,7 @@ def set_stream(stream: Any) -> None:
 
 
 def empty_cache() -> None:
-    """Gives back to the driver what is kept for reuse, on the devices and pinned on the host."""
+    """Gives the memory that is kept for reuse back to the driver: the devices' memory, and pinned memory of the host."""
     _module().empty_cache()
 
 
@@ -224,7 +228,7 @@ def memory_reserved(device: Any = None) -> int:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free bytes and all bytes, as the driver says."""
+    """Free bytes and all bytes of the device, as the driver says."""
     left, whole = _torch().accelerator.get_memory_info(_index(device))
     return int(left), int(whole)
 

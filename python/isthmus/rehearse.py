@@ -1,10 +1,10 @@
-"""A rehearsal: a job of several vendors on any machine. Its ranks take simulated vendors' libraries for real ones.
+"""A rehearsal runs a job of several vendors on any machine. Simulated vendors' libraries serve the ranks as real ones would.
 
 >>> from isthmus import rehearse
 >>> with rehearse.start(["python", "train.py"], "nvidia:2,cpu:1") as job:
 ...     results = job.wait(timeout=60)
 
-What a rehearsal prints is marked on every line. Its times are those of a simulation, and no measurement.
+Every line that a rehearsal prints is marked. Its times are those of a simulation, and no measurements.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ._links import island_of, read_links
 __all__ = ["Member", "banner", "folder", "parse_fleet", "start"]
 
 VENDORS = ("nvidia", "amd", "ascend", "cpu", "oneccl")
-FLEET = "REHEARSAL_FLEET"  # in every rank's environment; isthmus.cli marks its data with it
-# What a vendor's simulation consists of, in folder(), and the device that a rank of it works on.
+FLEET = "REHEARSAL_FLEET"  # in every rank's environment; isthmus.cli marks its data with the value
+# The files of each vendor's simulation, below folder(), and the device that a rank of the vendor works on.
 FILES = {
     "nvidia": ("librehearsal.so", "nvidia/libcuda.so.1", "nvidia/libnccl.so.2"),
     "amd": ("librehearsal.so", *(f"amd/libamdhip64.so.{v}" for v in (5, 6, 7)), "amd/librccl.so.1"),
@@ -34,9 +34,9 @@ FILES = {
 DEVICES = {"nvidia": "cuda:0", "amd": "hip:0", "ascend": "acl:0"}
 
 RATES = "ISTHMUS_BRIDGE_RATES"
-PORT = 29500  # of rank 0's island, where nobody else listens
+PORT = 29500  # on the host of rank 0's island, where no other program listens
 
-# What the simulation can be told; docs/explain/devices.md says what each is.
+# The switches of the simulation. docs/explain/devices.md explains each.
 SWITCHES = (
     "QUEUES", "QUEUE_DEPTH", "LOCKING", "SAME_ADDRESS", "OWN_MAPPING", "SCRIBBLE", "JITTER_US", "SEED", "LATENCY_US",
     "GATE_US", "COPY_GBPS", "COPY_OUT_GBPS", "COPY_IN_GBPS", "FABRIC_GBPS", "MEMORY", "DEVICES", "PINNED", "FAIL",
@@ -50,14 +50,17 @@ _ITEM = re.compile(r"(?P<vendor>[^:@,\s]+):(?P<count>[0-9]+)(?:@(?P<label>[^:@,\
 
 @dataclass(frozen=True)
 class Member:
-    """One rank of a fleet. Without a label its island is that of all ranks of its vendor that have none."""
+    """One rank of a fleet. All ranks of one vendor without a label are one island."""
 
     vendor: str
     label: str | None = None
 
 
 def parse_fleet(text: str) -> list[Member]:
-    """The ranks in order: "nvidia:2,cpu:1"; interleaved "cpu:1,nvidia:1,cpu:1"; with labels of islands "cpu:1@a,cpu:1@b"."""
+    """The ranks of a fleet, in order. Raises ArgumentError where the text is no fleet.
+
+    The text is "nvidia:2,cpu:1"; interleaved "cpu:1,nvidia:1,cpu:1"; with labels of islands "cpu:1@a,cpu:1@b".
+    """
     members: list[Member] = []
     for part in text.split(","):
         item = _ITEM.fullmatch(part.strip())
@@ -77,7 +80,7 @@ def banner(fleet: str) -> str:
 
 
 def folder() -> Path:
-    """Where the simulated libraries are: in the package, or where REHEARSAL_LIBRARIES says."""
+    """The folder of the simulated libraries: the one that REHEARSAL_LIBRARIES names, else the package's."""
     given = os.environ.get("REHEARSAL_LIBRARIES")
     return Path(given) if given else Path(__file__).resolve().parent / "rehearsal"
 
@@ -93,11 +96,16 @@ def start(
 ) -> launch.Job:
     """Starts one process of `command` for each rank of the fleet, on this machine.
 
-    `switches` are the simulation's, as {"JITTER_US": "0"} for REHEARSAL_JITTER_US=0 on all ranks, and {"1:JITTER_US": "9"}
-    on rank 1 alone, which goes before what all are told. `links` is a file with the rates of devices and of the bridges
-    between islands (docs/explain/devices.md); with rates of bridges every island is a host of its own, which takes root.
-    With `show` a banner, and every line of output behind "[rehearsal RANK VENDOR]", go where ours goes; else Job.wait()
-    has the output.
+    - **`fleet`**: "VENDOR:RANKS" or "VENDOR:RANKS@ISLAND", joined by commas, as "nvidia:2,cpu:1".
+    - **`bridge`**: "auto", "shm" or "tcp".
+    - **`switches`**: switches of the simulation. {"JITTER_US": "0"} is REHEARSAL_JITTER_US=0 on all ranks. {"1:JITTER_US":
+      "9"} is for rank 1 alone, and goes before a switch for all ranks.
+    - **`links`**: a file with the rates of devices and of the bridges between islands (docs/explain/devices.md). With rates
+      of bridges every island is a host of its own, and the caller must be root.
+    - **`show`**: a banner, and every line of output behind "[rehearsal RANK VENDOR]", go to this process's output. Without
+      `show`, Job.wait() returns the output.
+
+    Raises ArgumentError for a wrong argument, and Error where the simulated libraries or the hosts cannot be had.
     """
     members = parse_fleet(fleet)
     given = _switches(switches or {}, len(members))
@@ -142,7 +150,7 @@ def start(
 
 
 def _switches(given: Mapping[str, str], ranks: int) -> list[dict[str, str]]:
-    """The variables of every rank: what all are told, and over it what that one is."""
+    """The variables of every rank, in order: switches for all ranks, replaced by switches for that rank alone."""
     of_all: dict[str, str] = {}
     of_one: list[dict[str, str]] = [{} for _ in range(ranks)]
     for text, value in given.items():
@@ -164,7 +172,7 @@ def _check_files(vendors: set[str]) -> None:
 
 
 def _persona(vendor: str) -> dict[str, str | None]:
-    """The variables that make a process a rank of that vendor. None: one that must not be there."""
+    """The variables that make a process a rank of `vendor`. The value None: the variable must not be there."""
     common: dict[str, str | None] = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}
     if vendor == "oneccl":
         return {**common, "ISTHMUS_DEVICE": "host", "ISTHMUS_CCL": "oneccl"}
