@@ -1,5 +1,5 @@
-// Reading the arguments of a METH_FASTCALL | METH_KEYWORDS function: no tuple, no dict, no allocation. NULL means an optional argument that
-// was not given, or was None.
+// Reads the arguments of a METH_FASTCALL | METH_KEYWORDS function, without a tuple, a dict or an allocation. NULL stands for
+// an optional argument that was not given, or was None.
 #pragma once
 
 #include <Python.h>
@@ -16,7 +16,7 @@ namespace isthmus::python {
 
 constexpr int kMaxArguments = 12;
 
-// Names in order. The first `positional` may be given by position; the first `required` must be given.
+// The names of the arguments, in order. The first `positional` may be given by position. The first `required` must be given.
 class Signature {
  public:
   template <size_t N>
@@ -42,7 +42,7 @@ class Signature {
       PyObject *name = PyTuple_GET_ITEM(keywords, k);
       int at = 0;
       while (at < count_ && names_[at] != name) ++at;
-      if (at == count_)  // a name that was made at run time is not the interned object
+      if (at == count_)  // a name that was made at run time is another object than the interned one: compare the text
         for (at = 0; at < count_ && PyUnicode_Compare(names_[at], name) != 0;) ++at;
       if (at == count_) {
         PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", function_, name);
@@ -71,7 +71,7 @@ class Signature {
   PyObject *names_[kMaxArguments];
 };
 
-// Seconds > 0; infinity is the longest that the library knows. NULL or None: *out is untouched.
+// A time in seconds, more than 0. Infinity becomes the longest time that the library knows. NULL or None: *out is untouched.
 inline bool read_timeout(PyObject *object, const char *call, double *out) {
   if (!object || object == Py_None) return true;
   const double seconds = PyFloat_AsDouble(object);
@@ -84,7 +84,7 @@ inline bool read_timeout(PyObject *object, const char *call, double *out) {
   return true;
 }
 
-// An int that fits. NULL: *out is untouched.
+// A number that fits into an int. NULL: *out is untouched.
 inline bool read_int(PyObject *object, const char *call, const char *argument, int *out) {
   if (!object) return true;
   const long value = PyLong_AsLong(object);

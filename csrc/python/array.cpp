@@ -14,8 +14,8 @@ namespace isthmus::python {
 namespace py = pybind11;
 namespace {
 
-// The first fields of NumPy's array and descriptor objects. They are part of its ABI and the same in NumPy 1 and 2, so neither
-// NumPy's headers nor its import are needed here.
+// The first fields of NumPy's array and descriptor objects. The fields are part of NumPy's ABI, and the same in NumPy 1 and
+// 2. So this file needs neither NumPy's headers nor its import.
 struct NumpyArray {
   PyObject_HEAD char *data;
   int nd;
@@ -35,7 +35,7 @@ struct NumpyDescr {
 };
 constexpr int kContiguous = 0x1, kWriteable = 0x400;
 
-PyTypeObject *ndarray_type = nullptr;  // once seen; never freed
+PyTypeObject *ndarray_type = nullptr;  // set when a call first sees NumPy loaded; never freed
 PyTypeObject *tensor_type = nullptr;
 
 bool refuse_dtype(PyObject *source, const char *call, const char *argument) {
@@ -58,7 +58,7 @@ bool refuse_read_only(const char *call, const char *argument) {
   return false;
 }
 
-// What the loaded module `module` holds as `name`; NULL where it is not loaded. Never imports.
+// The attribute `name` of the module `module`. NULL where the module is not loaded. Never imports.
 PyObject *loaded_object(const char *module, const char *name) {
   PyObject *found = PyDict_GetItemString(PyImport_GetModuleDict(), module);  // borrowed
   PyObject *object = found ? PyObject_GetAttrString(found, name) : nullptr;
@@ -73,7 +73,8 @@ PyTypeObject *loaded_type(const char *module, const char *name) {
   return nullptr;
 }
 
-// The attributes of torch.Tensor that are asked for in every call, as interned strings: making them costs more than the question.
+// The names of the attributes of torch.Tensor that every call reads, as interned strings. A new string would cost more than
+// the reading.
 struct TorchNames {
   PyObject *is_cpu = PyUnicode_InternFromString("is_cpu"), *layout = PyUnicode_InternFromString("layout"),
            *dtype = PyUnicode_InternFromString("dtype"), *is_contiguous = PyUnicode_InternFromString("is_contiguous"),
@@ -99,7 +100,7 @@ PyObject *entry(PyObject *dict, const char *name) {
   return value == Py_None ? nullptr : value;
 }
 
-// 1: it has the attribute, 0: it has not, -1 with a Python error: asking for it failed.
+// Whether the object has the attribute. 1: yes; 0: no; -1 with a Python error: reading the attribute failed.
 int has(PyObject *object, const char *attribute) {
   PyObject *value = PyObject_GetAttrString(object, attribute);
   if (!value && !PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
@@ -108,12 +109,13 @@ int has(PyObject *object, const char *attribute) {
   return value ? 1 : 0;
 }
 
-// What the array interface, and DLPack on NVIDIA's devices, call the default stream; NULL is that to every runtime.
+// The number of the default stream in the CUDA array interface, and in DLPack on NVIDIA's devices. To every runtime NULL is
+// that stream.
 void *const kDefaultStream = reinterpret_cast<void *>(1);
-constexpr int64_t kNoNumber = -1;  // DLPack has none for the streams of that device
+constexpr int64_t kNoNumber = -1;  // DLPack has no numbers for the streams of the device
 
-// Whether the call's rank works on that device, and its driver knows `memory`, where that is not NULL. `number`, where not NULL: what
-// DLPack calls `stream`. False with a Python error.
+// Whether the call's rank works on the device `place`, and the device's driver knows `memory`, where that is not NULL.
+// *number, where not NULL, becomes DLPack's number of `stream`. False with a Python error.
 bool lent(PyObject *source, const dlpack::DlPlace &place, const void *memory, const PythonCall &call, const char *argument,
           void *stream, int64_t *number) {
   isthmus_result result;
@@ -159,7 +161,7 @@ bool PythonCall::order_behind(void *stream, const char *argument) {
 bool PythonCall::join_default(int64_t number, const char *argument) {
   if (named || number == kNoNumber) return true;
   by_default = options.on_stream == ISTHMUS_STREAM_NONE || by_default;
-  return join(reinterpret_cast<void *>(static_cast<intptr_t>(number)), argument);  // the number is a handle too
+  return join(reinterpret_cast<void *>(static_cast<intptr_t>(number)), argument);  // the number is a handle as well
 }
 
 Array &Array::operator=(Array &&other) noexcept {
@@ -177,7 +179,8 @@ Array &Array::operator=(Array &&other) noexcept {
   return *this;
 }
 
-// What ends here may be a producer's function that is written in Python: an error that is being raised is none of its business.
+// Letting go of the array may run a producer's Python code. That code must not see a Python error that is being raised, so
+// the error is put aside meanwhile.
 void Array::drop() noexcept {
   if (!keep_) return;
   PyObject *type, *value, *trace;
@@ -201,8 +204,9 @@ bool Array::read(PyObject *source, PythonCall &call, const char *argument, Acces
   if (!tensor_type && (tensor_type = loaded_type("torch", "Tensor")) && PyObject_TypeCheck(source, tensor_type))
     return read_torch(source, call, argument, access);
   if (PyCapsule_CheckExact(source)) return read_capsule(source, call, argument, access);
-  // Arrays on a device may have the buffer protocol as well, as CuPy's have: it says nothing of streams, and gives their memory only
-  // where the host reaches that. So a rank with a device asks for it later, and who is refused is asked for the others.
+  // Arrays on a device may have the buffer protocol as well, as CuPy's have. The buffer protocol knows no streams, and gives
+  // the memory only where the host reaches the memory. So a rank with a device first asks for the CUDA array interface. An
+  // object that refuses the buffer protocol is asked for the other protocols.
   const bool buffer = PyObject_CheckBuffer(source), host = isthmus_comm_device(call.handle) < 0;
   if (buffer && host && view(source)) return read_buffer(call.call, argument, access);
   const int cuda = has(source, "__cuda_array_interface__");
@@ -210,7 +214,7 @@ bool Array::read(PyObject *source, PythonCall &call, const char *argument, Acces
   if (buffer && !host && view(source)) return read_buffer(call.call, argument, access);
   const int lends = has(source, "__dlpack__");
   if (lends != 0) return lends > 0 && read_dlpack(source, call, argument, access);
-  if (buffer) {  // the error is its own
+  if (buffer) {  // the object has no other protocol: the error is that of the buffer protocol
     keep_ = PyMemoryView_FromObject(source);
     return keep_ && read_buffer(call.call, argument, access);
   }
@@ -235,7 +239,7 @@ bool Array::read_numpy(PyObject *source, const char *call, const char *argument,
   return true;
 }
 
-// Memory of a device, by the CUDA array interface (versions 2 and 3): CuPy, Numba.
+// Reads memory of a device by the CUDA array interface (versions 2 and 3). CuPy and Numba have that interface.
 bool Array::read_cuda(PyObject *source, PythonCall &operation, const char *argument, Access access) {
   const char *const call = operation.call;
   const auto dict = py::reinterpret_steal<py::object>(PyObject_GetAttrString(source, "__cuda_array_interface__"));
@@ -251,7 +255,8 @@ bool Array::read_cuda(PyObject *source, PythonCall &operation, const char *argum
     raise_unsupported("%s: %s is a masked array; pass one without a mask", call, argument);
     return false;
   }
-  // Types that the interface cannot name (bfloat16, float8) stand there as raw bytes; the object's dtype tells.
+  // The interface cannot name some types (bfloat16, float8), and gives raw bytes for them. The object's dtype names such a
+  // type.
   if (!dtype_from_typestr(PyUnicode_AsUTF8(typestr), &dtype) &&
       !dtype_from_name(attribute_text(source, "dtype").c_str(), &dtype))
     return refuse_dtype(source, call, argument);
@@ -304,7 +309,7 @@ bool Array::read_torch(PyObject *source, PythonCall &operation, const char *argu
   const bool host = on_cpu == Py_True;
   Py_XDECREF(on_cpu);
   PyErr_Clear();
-  static PyObject *strided = nullptr;  // not by an initializer, whose guard and the GIL could be taken in either order
+  static PyObject *strided = nullptr;  // without an initializer: its guard and the GIL could be taken in either order
   if (!strided) strided = loaded_object("torch", "strided");
   PyObject *layout = PyObject_GetAttr(source, names.layout);
   Py_XDECREF(layout);  // torch's layouts live for ever
@@ -323,11 +328,11 @@ bool Array::read_torch(PyObject *source, PythonCall &operation, const char *argu
     return false;
   }
   if (failed) return false;
-  if (!host) {  // its DLPack knows the device and orders the streams
+  if (!host) {  // the tensor's DLPack knows the device and orders the streams
     const auto plain = py::reinterpret_steal<py::object>(PyObject_CallMethod(source, "detach", nullptr));
     if (!plain) return false;
     if (read_dlpack(plain.ptr(), operation, argument, access)) return true;
-    if (PyErr_Occurred() == PyExc_ValueError) {  // of torch: a device that DLPack has no name for
+    if (PyErr_Occurred() == PyExc_ValueError) {  // torch's error for a device without a name in DLPack
       PyErr_Clear();
       raise_unsupported("%s: %s is a tensor on %s, which DLPack has no name for; pass %s.cpu()", call, argument,
                         attribute_text(source, "device").c_str(), argument);
@@ -352,7 +357,7 @@ bool Array::read_dlpack(PyObject *source, PythonCall &operation, const char *arg
   const bool known = answer && PyArg_ParseTuple(answer, "ii", &place.type, &place.number);
   Py_XDECREF(answer);
   if (!known) return false;
-  // The producer makes the stream that the call stands on wait for what it has still to do with the array.
+  // The producer still has work on the array. The producer makes the stream on which the call stands wait for that work.
   int64_t stream = kNoNumber;
   const bool stands = operation.options.on_stream != ISTHMUS_STREAM_NONE;
   if (!dlpack::on_host(place) &&
@@ -367,7 +372,7 @@ bool Array::read_dlpack(PyObject *source, PythonCall &operation, const char *arg
   if (!method || !options || !version || !none || PyDict_SetItemString(options.ptr(), "max_version", version.ptr()) < 0)
     return false;
   auto capsule = py::reinterpret_steal<py::object>(PyObject_Call(method.ptr(), none.ptr(), options.ptr()));
-  if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {  // a producer that predates max_version
+  if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {  // an older producer, which does not know max_version
     PyErr_Clear();
     if (PyDict_DelItemString(options.ptr(), "max_version") < 0) return false;
     capsule = py::reinterpret_steal<py::object>(PyObject_Call(method.ptr(), none.ptr(), options.ptr()));
@@ -386,11 +391,13 @@ bool Array::read_capsule(PyObject *capsule, PythonCall &operation, const char *a
   dlpack::Found found;
   if (!dlpack::read_capsule(capsule, call, argument, &found)) return false;
   const bool host = dlpack::on_host(found.place);
-  // An array without elements may be anywhere, which is said by no address at all.
+  // An array without elements may have any address. NULL stands for all of them.
   if (!host && found.count == 0) found.data = nullptr;
   if (!host) {
     int64_t stream = kNoNumber;
-    const bool given = capsule == source_;  // nobody was asked: as DLPack has it, it is ready behind the default stream
+    // The caller passed a capsule, so no producer was asked for one. By DLPack's rule its array is ready behind the default
+    // stream.
+    const bool given = capsule == source_;
     if (!lent(source_, found.place, found.data, operation, argument, nullptr, given ? &stream : nullptr) ||
         !operation.join_default(stream, argument))
       return false;

@@ -3,14 +3,15 @@
 namespace isthmus::python {
 namespace {
 
-// The C++ object behind `self`, without pybind11's type lookup. Method descriptors have already checked the class of `self`.
+// The C++ object behind `self`, without pybind11's type lookup. CPython's method descriptor has already checked the class.
 PythonCommunicator *behind(PyObject *self) {
   auto *instance = reinterpret_cast<py::detail::instance *>(self);
   return static_cast<PythonCommunicator *>(instance->simple_layout ? instance->simple_value_holder[0]
                                                                    : instance->nonsimple.values_and_holders[0]);
 }
 
-// Reads `out` where it is given, else makes *out stand for `x` itself, which must then be writable.
+// Reads x into *in, and `out`, where the caller gave another array, into *result. Else *result stays empty: the operation
+// writes into x, which must be writable.
 bool read_in_out(PythonCall &call, PyObject *x, PyObject *out, Array *in, Array *result) {
   if (!out || out == x) return in->read(x, call, "x", Access::Write);
   return in->read(x, call, "x", Access::Read) && result->read(out, call, "out", Access::Write) &&
@@ -291,8 +292,10 @@ PyObject *recv(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyO
       !read_int(v[2], launch.call, "tag", &tag) || !good_tag(launch.call, tag) ||
       !out.read(v[0], launch, "x", Access::Write))
     return nullptr;
-  const bool alone = this_thread_group().depth == 0, at_once = alone && !launch.async_op;  // else the sender is known later
-  // The default stream goes on: what the program sends next from there may be what the sender waits for.
+  // at_once: the sender's rank is known when the call returns.
+  const bool alone = this_thread_group().depth == 0, at_once = alone && !launch.async_op;
+  // The default stream does not wait for the message. The program may go on to send a message from that stream for which the
+  // sender of this message waits.
   if (launch.by_default && alone) launch.options.on_stream = ISTHMUS_STREAM_BEFORE;
   PyObject *result = submit(
       launch, launch.async_op ? v[0] : Py_None,
@@ -343,7 +346,7 @@ bool OperationCall::scale(PyObject *by, isthmus_redop op) {
     return false;
   }
   if (!by) return true;
-  // A whole number, which a double may not hold: its lowest bits are what integers are multiplied by.
+  // A double may not hold this whole number. Integers are multiplied by the number's lowest 64 bits.
   if (PyIndex_Check(by)) {
     PyObject *const whole = PyNumber_Index(by);
     if (!whole) return false;
@@ -358,12 +361,17 @@ bool OperationCall::scale(PyObject *by, isthmus_redop op) {
 }
 
 PyObject *new_array(const char *function, PyObject *like, long long extra) {
-  // Not a static initializer: the import gives the GIL away, and a second thread would wait for its guard with the GIL in its hands.
+  // Not a static initializer: two threads would wait for each other.
+  //
+  //   thread 1                               thread 2
+  //   takes the initializer's guard
+  //   imports, and gives the GIL away        takes the GIL
+  //   waits for the GIL                      waits for the guard
   static PyObject *module = nullptr;
   if (!module) {
     PyObject *imported = PyImport_ImportModule("isthmus._arrays");
     if (!imported) return nullptr;
-    module = imported;  // the module lives for ever; a thread that was here at the same time found the same one
+    module = imported;  // the module lives for ever. Two threads that are here at the same time find the same module
   }
   return PyObject_CallMethod(module, function, "OL", like, extra);
 }
@@ -400,40 +408,50 @@ bool in_world(const char *call, const char *name, int rank, int world) {
   { #name, reinterpret_cast < PyCFunction>(reinterpret_cast <void (*)()>(name)), METH_FASTCALL | METH_KEYWORDS, doc }
 
 PyMethodDef kCollectives[] = {
-    ISTHMUS_METHOD(all_reduce,
-                   "all_reduce(x, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None)\n\n"
-                   "Combine x over all ranks. The result replaces x, or fills out; returns that array."),
+    ISTHMUS_METHOD(
+        all_reduce,
+        "all_reduce(x, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None)\n\n"
+        "Combines x over all ranks, element by element. x has the same size on all ranks. The result fills out, or "
+        "replaces x without out. Returns that array."),
     ISTHMUS_METHOD(reduce,
                    "reduce(x, root=0, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None)\n\n"
-                   "all_reduce whose result only the root has: in x, or out. Returns it there, None elsewhere."),
-    ISTHMUS_METHOD(broadcast,
-                   "broadcast(x=None, root=0, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
-                   "The root's x, into x (or out) of every rank. Returns the array that was filled."),
-    ISTHMUS_METHOD(all_gather,
-                   "all_gather(x, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
-                   "Every rank's x, stacked by rank: shape (size, *x.shape). In place: x is out[rank]."),
+                   "all_reduce with the result on the root alone, in out, or in x without out. Returns that array on the "
+                   "root, None on other ranks."),
+    ISTHMUS_METHOD(
+        broadcast,
+        "broadcast(x=None, root=0, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
+        "Copies the root's x to every rank: into out, or into x without out. The root needs x, other ranks need x or "
+        "out. Returns that array."),
+    ISTHMUS_METHOD(
+        all_gather,
+        "all_gather(x, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
+        "Stacks every rank's x by rank. out has size times as many elements as x; a new array has the shape (size, "
+        "*x.shape). x may be out[rank]."),
     ISTHMUS_METHOD(reduce_scatter,
                    "reduce_scatter(x, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None)\n\n"
-                   "Combine x over all ranks; rank r gets block r of size equal blocks."),
-    ISTHMUS_METHOD(all_to_all,
-                   "all_to_all(x, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
-                   "Block d of rank s becomes block s of rank d. out=x works in place."),
+                   "Combines x over all ranks, element by element. x is size equal blocks, and rank r gets block r of the "
+                   "result. out may be x's block of this rank."),
+    ISTHMUS_METHOD(
+        all_to_all,
+        "all_to_all(x, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
+        "x is size equal blocks. Block d of rank s becomes block s of rank d. out has as many elements as x, and may "
+        "be x."),
     ISTHMUS_METHOD(gather,
                    "gather(x, root=0, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
-                   "all_gather whose result only the root has. Returns it there, None elsewhere."),
+                   "all_gather with the result on the root alone. Returns out on the root, None on other ranks."),
     ISTHMUS_METHOD(scatter,
                    "scatter(x=None, root=0, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
-                   "Rank r gets block r of the root's x. out is needed on the other ranks."),
+                   "The root's x is size equal blocks, and rank r gets block r. The root needs x, other ranks need out."),
     ISTHMUS_METHOD(
         barrier,
-        "barrier(*, async_op=False, timeout=None, stream=None)\n\nReturns when every rank has called it. It is of "
-        "the callers: what streams hold is not waited for, `stream` or not."),
+        "barrier(*, async_op=False, timeout=None, stream=None)\n\nReturns when every rank has called barrier. The barrier "
+        "waits for the ranks' calls alone, and for no work of a stream, with or without `stream`."),
     ISTHMUS_METHOD(send,
-                   "send(x, peer, tag=0, *, async_op=False, timeout=None, stream=None)\n\nSend x to rank peer, which must "
-                   "recv with this tag."),
+                   "send(x, peer, tag=0, *, async_op=False, timeout=None, stream=None)\n\nSends x to rank peer, which must "
+                   "call recv with the same tag. A tag is 0 or more."),
     ISTHMUS_METHOD(recv,
                    "recv(x, peer=ANY_SOURCE, tag=0, *, async_op=False, timeout=None, stream=None)\n\n"
-                   "Receive into x. Returns the sender's rank (in a group: None)."),
+                   "Receives a message with this tag into x. Returns the sender's rank. In a group returns None."),
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace isthmus::python

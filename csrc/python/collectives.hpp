@@ -1,5 +1,5 @@
-// The operations as methods of Comm. They are plain CPython functions with METH_FASTCALL, set on the pybind11 class: a call through
-// pybind11's dispatcher costs about a microsecond more, which is the whole of an eight-byte all_reduce.
+// The operations as methods of Comm. The methods are plain CPython functions with METH_FASTCALL, set on the pybind11 class.
+// A call through pybind11's dispatcher costs about a microsecond more: as much as a whole all_reduce of eight bytes.
 #pragma once
 
 #include <Python.h>
@@ -12,9 +12,9 @@
 namespace isthmus::python {
 
 extern PyMethodDef kCollectives[];   // collectives.cpp: equal counts, send, recv, barrier
-extern PyMethodDef kCollectivesV[];  // collectives_v.cpp: counts for each rank
+extern PyMethodDef kCollectivesV[];  // collectives_v.cpp: collectives with a count for each rank
 
-// What every operation begins with: the communicator, and the options that all of them take.
+// The beginning of every operation: its communicator, and the options that all operations take.
 struct OperationCall : PythonCall {
   using PythonCall::PythonCall;
   PythonCommunicator *communicator = nullptr;
@@ -23,12 +23,13 @@ struct OperationCall : PythonCall {
 
   // False with a Python error.
   bool open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream);
-  // PREMUL_SUM's factor: needed for that op, refused for any other.
+  // Reads the factor of PREMUL_SUM. That op needs a factor; every other op refuses one. False with a Python error.
   bool scale(PyObject *by, isthmus_redop op);
 };
 
-// Calls `start(isthmus_work_t *)` without the GIL. Blocking: returns `result` (or NULL with an error). Asynchronous: a Work that
-// holds `arrays` and gives `result`. In a group: the group holds them. `result` is borrowed.
+// Calls `start(isthmus_work_t *)` without the GIL. `result` is borrowed. NULL with a Python error. Else returns
+// - `result`, of a blocking call; in a group the group then holds `arrays`;
+// - a Work that holds `arrays` and gives `result`, of an asynchronous call.
 template <class Start>
 PyObject *run(OperationCall &launch, PyObject *result, Start &&start, Array *const *arrays, size_t array_count) {
   isthmus_work_t work = nullptr;
@@ -41,11 +42,11 @@ PyObject *run(OperationCall &launch, PyObject *result, Start &&start, Array *con
       outcome = start(launch.async_op ? &work : nullptr);
     }
     if (outcome != ISTHMUS_OK) return raise_last(outcome);
-    if (PyErr_Occurred() && !work) return nullptr;  // Ctrl-C as the operation ended
+    if (PyErr_Occurred() && !work) return nullptr;  // Ctrl-C while the operation ended
   }
   CallGroup &group = this_thread_group();
   if (!launch.async_op && group.depth == 0) return Py_NewRef(result);
-  // From here on the operation may still run: nothing below may fail without the arrays being held.
+  // From here on the operation may be running. So the arrays must be held before anything below may fail.
   std::vector<Array> held;
   for (size_t i = 0; i < array_count; ++i) {
     arrays[i]->hold();
@@ -71,13 +72,14 @@ PyObject *submit(OperationCall &launch, PyObject *result, Start &&start, Arrays 
   }
 }
 
-// A new array of the kind of `like` (NumPy or torch, else NumPy), made by isthmus._arrays.<function>(like, extra). NULL with an error.
+// A new array of the kind of `like` (NumPy or torch), made by isthmus._arrays.<function>(like, extra). NULL with a Python
+// error, as for any other kind.
 PyObject *new_array(const char *function, PyObject *like, long long extra);
 
-// Shape and dtype checks. False with an ArgumentError.
+// Checks of counts and dtypes. False with an ArgumentError.
 bool same_dtype(const char *call, const Array &a, const char *a_name, const Array &b, const char *b_name);
 bool exact_count(const char *call, const Array &array, const char *name, uint64_t expected, const char *why);
-// Only exact placement counts as in place; any other overlap would destroy data before it is read.
+// Whether x and out are apart, or exactly the same memory. Any other overlap would destroy data before the data is read.
 bool disjoint_or_same(const char *call, const Array &in, const Array &out, const char *why);
 bool in_world(const char *call, const char *name, int rank, int world);
 

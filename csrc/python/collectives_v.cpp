@@ -1,4 +1,5 @@
-// The collectives with counts for each rank. Counts and displacements are elements; without displacements blocks lie back to back.
+// The collectives with a count for each rank. Counts and displacements are elements. Without displacements the blocks lie
+// back to back, in the order of the ranks.
 #include <algorithm>
 
 #include "collectives.hpp"
@@ -219,20 +220,27 @@ PyObject *scatter_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given
 PyMethodDef kCollectivesV[] = {
     ISTHMUS_METHOD(all_gather_v,
                    "all_gather_v(x, counts, out=None, displs=None, *, async_op=False, timeout=None, stream=None)\n\n"
-                   "Rank r's x has counts[r] elements and lands at displs[r]. counts must be equal on all ranks."),
-    ISTHMUS_METHOD(reduce_scatter_v,
-                   "reduce_scatter_v(x, counts, op='sum', out=None, displs=None, *, async_op=False, timeout=None, "
-                   "scale=None, stream=None)\n\n"
-                   "Combine x over all ranks; rank r gets its block of counts[r] elements, which is at displs[r] in x."),
-    ISTHMUS_METHOD(all_to_all_v,
-                   "all_to_all_v(x, send_counts, recv_counts, out=None, send_displs=None, recv_displs=None, *, "
-                   "async_op=False, timeout=None, stream=None)\n\nsend_counts[d] elements go to rank d."),
+                   "Rank r's x has counts[r] elements, which begin at element displs[r] of out. counts must be equal on all "
+                   "ranks. Without displs the blocks lie back to back."),
+    ISTHMUS_METHOD(
+        reduce_scatter_v,
+        "reduce_scatter_v(x, counts, op='sum', out=None, displs=None, *, async_op=False, timeout=None, "
+        "scale=None, stream=None)\n\n"
+        "Combines x over all ranks, element by element. Rank r gets counts[r] elements of the result, which begin at "
+        "element displs[r] of x."),
+    ISTHMUS_METHOD(
+        all_to_all_v,
+        "all_to_all_v(x, send_counts, recv_counts, out=None, send_displs=None, recv_displs=None, *, "
+        "async_op=False, timeout=None, stream=None)\n\nsend_counts[d] elements of x, from send_displs[d] on, go to "
+        "rank d. recv_counts[s] elements of rank s come to out, from recv_displs[s] on."),
     ISTHMUS_METHOD(gather_v,
                    "gather_v(x, counts, root=0, out=None, displs=None, *, async_op=False, timeout=None, stream=None)\n\n"
-                   "all_gather_v whose result only the root has."),
-    ISTHMUS_METHOD(scatter_v,
-                   "scatter_v(x, counts, root=0, out=None, displs=None, *, async_op=False, timeout=None, stream=None)\n\n"
-                   "Rank r gets counts[r] elements of the root's x, from displs[r] on."),
+                   "all_gather_v with the result on the root alone. Returns out on the root, None on other ranks."),
+    ISTHMUS_METHOD(
+        scatter_v,
+        "scatter_v(x, counts, root=0, out=None, displs=None, *, async_op=False, timeout=None, stream=None)\n\n"
+        "Rank r gets counts[r] elements of the root's x, from element displs[r] on. Ranks other than the root need "
+        "out."),
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace isthmus::python

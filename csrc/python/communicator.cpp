@@ -12,12 +12,13 @@
 namespace isthmus::python {
 namespace {
 
-std::set<PythonCommunicator *> &open_communicators() {  // guarded by the GIL; never destroyed, for the end of the process
+std::set<PythonCommunicator *> &open_communicators() {  // guarded by the GIL; never destroyed: used until the process ends
   static auto *all = new std::set<PythonCommunicator *>;
   return *all;
 }
 
-// isthmus_exchange_fn over a Python callable. An exception is kept and raised when isthmus_init has returned.
+// An isthmus_exchange_fn that calls a Python callable. The callable's exception is kept, and raised when isthmus_init has
+// returned.
 struct PythonExchange {
   py::object callable;
   int world_size;
@@ -99,7 +100,7 @@ PythonCommunicator::PythonCommunicator(const InitArguments &given) {
   }
   check(result);
   adopt(handle);
-  if (PyErr_Occurred()) throw PythonError();  // Ctrl-C in the last moment
+  if (PyErr_Occurred()) throw PythonError();  // Ctrl-C at the last moment
 }
 
 PythonCommunicator::PythonCommunicator(isthmus_comm_t handle) { adopt(handle); }
@@ -115,7 +116,7 @@ void PythonCommunicator::adopt(isthmus_comm_t handle) {
 
 PythonCommunicator::~PythonCommunicator() {
   open_communicators().erase(this);
-  if (pid_ != getpid()) return;  // a forked child: the parent owns it
+  if (pid_ != getpid()) return;  // a forked child: the parent owns the handle
   free_handle();
 }
 
@@ -134,7 +135,7 @@ void PythonCommunicator::free_handle() {
 }
 
 void PythonCommunicator::leave() {
-  if (--active_ == 0 && !open_ && handle_) {  // destroy() left the rest to the last call inside
+  if (--active_ == 0 && !open_ && handle_) {  // destroy() left the freeing to the last call inside
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     free_handle();
@@ -150,8 +151,14 @@ void PythonCommunicator::destroy() {
     free_handle();
     return;
   }
-  // Another thread is inside a call, or this one is (a signal handler runs inside a blocking call). The handle cannot be freed
-  // under it, so the calls are ended, and the last one to leave frees. This is such a call too.
+  // A call is inside the library: another thread's, or this thread's own (a signal handler runs inside a blocking call). The
+  // handle cannot be freed under that call. So the abort ends the calls, and the last call to leave frees the handle. This
+  // call counts too.
+  //
+  //   this thread: destroy()           another thread: all_reduce()
+  //                                    active_ = 1, inside the library
+  //   active_ = 2, aborts              ends in AbortedError
+  //   leaves: active_ = 1              leaves: active_ = 0, frees the handle
   const Use use(this);
   NoGil nogil;
   isthmus_comm_abort(handle_, "destroyed while a call was inside");

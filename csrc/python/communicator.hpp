@@ -1,4 +1,4 @@
-// One rank's communicator as Python sees it: its life, and who is inside a call of it.
+// The class behind isthmus.Comm. A PythonCommunicator owns one rank's handle, and counts the calls that use the handle.
 #pragma once
 
 #include <optional>
@@ -23,7 +23,7 @@ class PythonCommunicator {
   PythonCommunicator(const PythonCommunicator &) = delete;
   PythonCommunicator &operator=(const PythonCommunicator &) = delete;
 
-  // Counts a call that uses the handle without the GIL, so that destroy() on another thread cannot free it meanwhile.
+  // Counts a call that uses the handle without the GIL. Meanwhile destroy() on another thread cannot free the handle.
   class Use {
    public:
     explicit Use(PythonCommunicator *c) noexcept : c_(c) { ++c_->active_; }
@@ -35,7 +35,7 @@ class PythonCommunicator {
     PythonCommunicator *c_;
   };
 
-  // NULL and an ArgumentError after destroy().
+  // The handle. NULL with an ArgumentError after destroy().
   isthmus_comm_t handle(const char *call) const;
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
@@ -46,7 +46,7 @@ class PythonCommunicator {
   void raised(const std::string &what);
   void set_timeout(py::object seconds);
   uint64_t sequence();
-  py::object error();  // None, or the exception that says why it can no longer be used
+  py::object error();  // None, or the exception that says why the communicator can no longer be used
   py::object split(int color, int key, const std::optional<std::string> &name);  // a capsule, or None
   py::object shrink(const std::vector<int> &exclude, bool abort, const std::optional<std::string> &name);  // a capsule
   std::string topology();
@@ -54,7 +54,7 @@ class PythonCommunicator {
   std::string explain(const std::string &collective, uint64_t count, py::object dtype, py::object op, int root);
   std::string measure_leader_exchange(double seconds);  // collective
 
-  // Destroys all that are open; each waits for what is pending for at most `seconds`. For the end of the interpreter.
+  // Destroys all open communicators, at the interpreter's end. Each waits for its pending operations, for at most `seconds`.
   static void destroy_all(double seconds);
 
  private:
@@ -64,10 +64,10 @@ class PythonCommunicator {
   void free_handle();
 
   isthmus_comm_t handle_ = nullptr;
-  bool open_ = false;  // false after destroy(), where the handle may live on until the last call has left
+  bool open_ = false;  // false after destroy(); the handle may live on until the last call has left
   int active_ = 0;     // calls inside the library; guarded by the GIL
   int rank_ = -1, size_ = 0;
-  long pid_ = 0;  // of the process that made it: a forked child leaves it alone
+  long pid_ = 0;  // the process that made the communicator: a forked child leaves the handle alone
 };
 
 constexpr const char *kHandleCapsule = "isthmus_comm_t";

@@ -22,7 +22,7 @@ struct Found {
   isthmus_dtype dtype = ISTHMUS_UINT8;
   bool contiguous = true;
   bool read_only = false;
-  bool copied = false;  // by the producer, for us: what is written there nobody reads
+  bool copied = false;  // whether the producer made a copy for us: nobody would read what is written there
 };
 
 std::string device_name(DlPlace place);  // "cuda:1"

@@ -8,20 +8,21 @@
 namespace isthmus::python {
 namespace {
 
-// Type numbers of NumPy from here on are made by packages such as ml_dtypes, in the order of their import.
+// NumPy's first type number for types of other packages, such as ml_dtypes. The packages get their numbers in the order of
+// import.
 constexpr int kUserTypes = 256;
 constexpr int kUserCache = 64;
 constexpr int kNone = -1;
 constexpr int kHalf = 23;  // NPY_HALF
 
-// NPY_BOOL .. NPY_CDOUBLE. LONG and LONGLONG are both 64 bits wide on the platforms we build for.
+// NPY_BOOL to NPY_CDOUBLE. NPY_LONG and NPY_LONGLONG are both 64 bits wide on the platforms of Isthmus.
 constexpr int kNumpyTypes[] = {ISTHMUS_BOOL,    ISTHMUS_INT8,  ISTHMUS_UINT8,     ISTHMUS_INT16,
                                ISTHMUS_UINT16,  ISTHMUS_INT32, ISTHMUS_UINT32,    ISTHMUS_INT64,
                                ISTHMUS_UINT64,  ISTHMUS_INT64, ISTHMUS_UINT64,    ISTHMUS_FLOAT32,
                                ISTHMUS_FLOAT64, kNone,         ISTHMUS_COMPLEX64, ISTHMUS_COMPLEX128};
 static_assert(sizeof(long) == 8, "NumPy's LONG is taken as 64 bits");
 
-int user_numpy_type(PyObject *array, int number) {  // of ml_dtypes and its like
+int user_numpy_type(PyObject *array, int number) {  // for types of other packages, such as ml_dtypes
   static int cache[kUserCache];                     // dtype + 2; 0: not asked yet
   const int slot = number - kUserTypes;
   if (slot < 0 || slot >= kUserCache) return kNone;

@@ -1,4 +1,5 @@
-// From isthmus_result to the exceptions of isthmus._errors, and Ctrl-C. Everything here needs the GIL unless it says otherwise.
+// From isthmus_result to the exceptions of isthmus._errors, and Ctrl-C. Everything here needs the GIL unless it says
+// otherwise.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,11 +10,12 @@ namespace isthmus::python {
 
 namespace py = pybind11;
 
-// Raised by C++ code after a Python error was set: crosses pybind11 as it is.
+// What C++ code throws after it has set a Python error. pybind11 hands the error on to Python unchanged.
 using PythonError = py::error_already_set;
 
-// Sets the exception of `result` with the text "what: text" (`what` may be NULL) and returns NULL, for use as `return raise(..)`. For
-// ISTHMUS_ERR_INTERRUPTED the exception that the signal handler left (KeyboardInterrupt) is kept.
+// Sets the exception of `result` with this text (NULL or empty: the result's name), and returns NULL, for `return
+// raise(..)`. Where an exception is set already, that exception stays: after ISTHMUS_ERR_INTERRUPTED it is the signal
+// handler's (KeyboardInterrupt).
 PyObject *raise(isthmus_result result, const char *text);
 PyObject *raise_last(isthmus_result result);  // with isthmus_last_error() of this thread
 PyObject *raise_argument(const char *format, ...) __attribute__((format(printf, 1, 2)));     // ArgumentError
@@ -24,14 +26,14 @@ void check(isthmus_result result);
 // The exception as an object, not raised.
 py::object make_error(isthmus_result result, const char *text);
 
-// Installs the interrupt check: a blocking call of the main thread runs Python's signal handlers about every 50 ms, and one that
-// raises ends the call.
+// Installs the interrupt check. A blocking call of the main thread then runs Python's signal handlers about every 50 ms. A
+// handler that raises ends the call.
 void install_interrupt_check();
-// The interrupt check is running signal handlers on this thread, inside a blocking call. Needs no GIL.
+// Whether the interrupt check is running signal handlers on this thread, inside a blocking call. Needs no GIL.
 bool inside_signal_handler() noexcept;
 
-// Releases the GIL for a call into the library. The library's threads never wait for the GIL while they hold a lock, but the interrupt check
-// does. So EVERY call that may take the library's locks is made without the GIL.
+// Releases the GIL for a call into the library. The interrupt check waits for the GIL on a thread that is inside the library
+// and may hold locks there. So EVERY call that may take the library's locks is made without the GIL.
 class NoGil {
  public:
   NoGil() noexcept : state_(PyEval_SaveThread()) {}

@@ -59,25 +59,26 @@ std::unique_ptr<PythonCommunicator> from_handle(const py::capsule &handle) {
 }
 
 void add_communicator(py::module_ &m) {
-  auto type = py::class_<PythonCommunicator>(m, "Comm", "One rank's view of one communicator.");
+  auto type = py::class_<PythonCommunicator>(m, "Comm", "One rank of one communicator.");
   type.def(py::init(&make), py::kw_only(), py::arg("rank") = -1, py::arg("world_size") = -1, py::arg("address") = py::none(),
            py::arg("unique_id") = py::none(), py::arg("island") = py::none(), py::arg("bridge") = py::none(),
            py::arg("timeout") = py::none(), py::arg("name") = py::none(), py::arg("settings") = py::none(),
            py::arg("exchange") = py::none())
       .def(py::init(&from_handle), py::arg("handle"))
       .def_property_readonly("rank", &PythonCommunicator::rank, "This process's rank, from 0.")
-      .def_property_readonly("size", &PythonCommunicator::size, "How many ranks there are.")
-      .def_property_readonly("destroyed", &PythonCommunicator::destroyed, "destroy() was called.")
-      .def_property_readonly("sequence", &PythonCommunicator::sequence, "Collectives submitted so far.")
+      .def_property_readonly("size", &PythonCommunicator::size, "The number of ranks.")
+      .def_property_readonly("destroyed", &PythonCommunicator::destroyed, "Whether destroy() was called.")
+      .def_property_readonly("sequence", &PythonCommunicator::sequence, "The number of collectives submitted so far.")
       .def_property_readonly("error", &PythonCommunicator::error,
-                             "None, or the exception that says why it can no longer be used.")
+                             "None while the communicator can be used, else the exception that says why not.")
       .def("destroy", &PythonCommunicator::destroy,
-           "Waits for pending operations, at most the communicator's timeout, then frees it. Not collective. A second call "
-           "does nothing.")
+           "Waits for pending operations, at most for the communicator's timeout, and frees the communicator. Not "
+           "collective. A second call does nothing.")
       .def("_raised", &PythonCommunicator::raised, py::arg("what"))
       .def("abort", &PythonCommunicator::abort, py::arg("reason") = "aborted by the program",
-           "Ends every pending and later operation on every rank in AbortedError. Does not block.")
-      .def("set_timeout", &PythonCommunicator::set_timeout, py::arg("seconds"), "Deadline of later operations, seconds.")
+           "Ends every pending and later operation on every rank in AbortedError. Not collective. Does not block.")
+      .def("set_timeout", &PythonCommunicator::set_timeout, py::arg("seconds"),
+           "Sets the deadline of this rank's later operations, in seconds.")
       .def("_split", &PythonCommunicator::split, py::arg("color"), py::arg("key"), py::arg("name"))
       .def("_shrink", &PythonCommunicator::shrink, py::arg("exclude"), py::arg("abort"), py::arg("name"))
       .def("_topology", &PythonCommunicator::topology)
@@ -90,15 +91,21 @@ void add_communicator(py::module_ &m) {
 }
 
 void add_work(py::module_ &m) {
-  py::class_<Work>(m, "Work", "An operation in flight. It keeps its arrays alive until it is done.")
+  py::class_<Work>(m, "Work",
+                   "An operation in flight. A Work keeps the operation's arrays alive until the operation is done.")
       .def("wait", &Work::wait, py::arg("timeout") = py::none(),
-           "Waits and returns the result. After `timeout` seconds: TimeoutError, and the operation goes on.")
-      .def_property_readonly("done", &Work::done, "It has ended, well or not. Never blocks, and makes progress.")
-      .def_property_readonly("exception", &Work::exception, "What it ended in: None while running and after success.")
-      .def_property_readonly("source", &Work::source, "Sender of a finished receive, else None.")
-      .def_property_readonly("result", &Work::result, "What the blocking call would have returned. Only when done.")
-      .def_property_readonly("sequence", &Work::sequence, "Its number in the communicator.")
-      .def_property_readonly("duration", &Work::duration, "Seconds from submission to the end; None while running.");
+           "Waits until the operation is done, and returns the result. Raises the error in which the operation ended. After "
+           "`timeout` seconds the wait ends in TimeoutError, and the operation goes on.")
+      .def_property_readonly("done", &Work::done,
+                             "Whether the operation has ended, well or not. Never blocks, and drives the operation on.")
+      .def_property_readonly("exception", &Work::exception,
+                             "The error in which the operation ended. None while the operation runs, and after success.")
+      .def_property_readonly("source", &Work::source, "The sender's rank, of a finished receive. Else None.")
+      .def_property_readonly("result", &Work::result,
+                             "What the blocking call would have returned. Available when the operation is done.")
+      .def_property_readonly("sequence", &Work::sequence, "The operation's number in the communicator.")
+      .def_property_readonly("duration", &Work::duration,
+                             "Seconds from the operation's submission to its end. None while the operation runs.");
 }
 
 }  // namespace

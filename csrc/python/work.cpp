@@ -13,7 +13,7 @@ struct Orphan {
   HeldArrays held;
 };
 
-// Never destroyed: at exit an operation may still write into the arrays of an orphan.
+// The orphans are never destroyed: at the process's end an operation may still write into their arrays.
 std::vector<Orphan> &orphans() {
   static auto *list = new std::vector<Orphan>;
   return *list;
@@ -78,7 +78,7 @@ py::object Work::wait(py::object timeout) {
       waited = isthmus_work_wait(handle_, seconds);
     }
     const std::string text = waited == ISTHMUS_OK ? "" : isthmus_last_error();
-    if (test() == ISTHMUS_IN_PROGRESS) {  // this wait ended, the operation did not
+    if (test() == ISTHMUS_IN_PROGRESS) {  // the wait ended, and the operation did not
       raise(waited, text.c_str());
       throw PythonError();
     }
@@ -123,13 +123,13 @@ py::object Work::duration() const {
 // ---- groups
 
 CallGroup &this_thread_group() noexcept {
-  static thread_local auto *group = new CallGroup;  // freed by nobody: a thread may end after the interpreter did
+  static thread_local auto *group = new CallGroup;  // never freed: the thread may end after the interpreter
   return *group;
 }
 
 void forget_group() noexcept {
   CallGroup &group = this_thread_group();
-  if (group.depth > 0) ::new (&group) CallGroup;  // what it held is not let go of here
+  if (group.depth > 0) ::new (&group) CallGroup;  // the arrays of the parent's group are kept for ever
 }
 
 void group_begin() {

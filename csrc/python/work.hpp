@@ -12,7 +12,7 @@ namespace isthmus::python {
 
 class PythonCommunicator;
 
-// What an operation uses until it is done: its arrays, and the communicator.
+// The objects that an operation uses until the operation is done: its arrays, and the communicator.
 struct HeldArrays {
   std::vector<Array> arrays;
   py::object communicator;
@@ -21,11 +21,11 @@ struct HeldArrays {
 class Work {
  public:
   Work(isthmus_work_t handle, HeldArrays held, py::object result);
-  ~Work();  // an operation still in flight becomes an orphan: its arrays live on until it is done
+  ~Work();  // an operation still in flight becomes an orphan: its arrays live on until the operation is done
   Work(const Work &) = delete;
   Work &operator=(const Work &) = delete;
 
-  py::object wait(py::object timeout);  // the result; raises what the operation ended in
+  py::object wait(py::object timeout);  // the result; raises the error in which the operation ended
   bool done();
   py::object exception();  // None while running and after success
   py::object source();     // sender of a finished receive, else None
@@ -42,22 +42,23 @@ class Work {
   std::string text_;  // of a failure
 };
 
-// Releases the arrays of orphans that are done. Called now and then; costs one load when there are none.
+// Releases the arrays of orphans that are done. Called now and then. Without orphans the call costs one load.
 void sweep_orphans();
 
-// The calling thread's open group: keeps the arrays of recorded operations alive until its end.
+// The calling thread's open group. The group keeps the arrays of recorded operations alive until the group ends.
 struct CallGroup {
   int depth = 0;
-  HeldArrays held;  // of all operations recorded; `communicator` is unused
+  HeldArrays held;  // the arrays of all recorded operations; held.communicator is not used while operations are recorded
   std::vector<py::object> communicators;
 };
 CallGroup &this_thread_group() noexcept;
-void forget_group() noexcept;  // in a forked child: an open one is the parent's
+void forget_group() noexcept;  // called in a forked child, where an open group is the parent's
 
 void group_begin();
-// Ends the innermost group. With `async_op` the result is a Work for all of it, which only the outermost group may ask for.
+// Ends the innermost group. With `async_op` the result is one Work for the whole group. Only the outermost group may ask for
+// a Work.
 py::object group_end(bool async_op);
-// Ends the innermost group and submits nothing of it, nor of the groups around it.
+// Ends the innermost group. No operation of that group, or of the groups around it, is submitted.
 void group_cancel();
 
 }  // namespace isthmus::python
