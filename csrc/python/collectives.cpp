@@ -292,8 +292,7 @@ PyObject *recv(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyO
       !read_int(v[2], launch.call, "tag", &tag) || !good_tag(launch.call, tag) ||
       !out.read(v[0], launch, "x", Access::Write))
     return nullptr;
-  // at_once: the sender's rank is known when the call returns.
-  const bool alone = this_thread_group().depth == 0, at_once = alone && !launch.async_op;
+  const bool alone = this_thread_group().depth == 0, at_once = alone && !launch.async_op;  // at once the sender is known
   // The default stream does not wait for the message. The program may go on to send a message from that stream for which the
   // sender of this message waits.
   if (launch.by_default && alone) launch.options.on_stream = ISTHMUS_STREAM_BEFORE;
@@ -361,12 +360,8 @@ bool OperationCall::scale(PyObject *by, isthmus_redop op) {
 }
 
 PyObject *new_array(const char *function, PyObject *like, long long extra) {
-  // Not a static initializer: two threads would wait for each other.
-  //
-  //   thread 1                               thread 2
-  //   takes the initializer's guard
-  //   imports, and gives the GIL away        takes the GIL
-  //   waits for the GIL                      waits for the guard
+  // Not a static initializer. The import gives the GIL away: one thread would hold the initializer's guard and wait for the
+  // GIL, and another thread would hold the GIL and wait for the guard.
   static PyObject *module = nullptr;
   if (!module) {
     PyObject *imported = PyImport_ImportModule("isthmus._arrays");
@@ -411,17 +406,14 @@ PyMethodDef kCollectives[] = {
     ISTHMUS_METHOD(
         all_reduce,
         "all_reduce(x, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None)\n\n"
-        "Combines x over all ranks, element by element. x has the same size on all ranks. The result fills out, or "
-        "replaces x without out. Returns that array."),
+        "Combines x, of one size on all ranks, element by element. The result fills out, or x. Returns that array."),
     ISTHMUS_METHOD(reduce,
                    "reduce(x, root=0, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None)\n\n"
                    "all_reduce with the result on the root alone, in out, or in x without out. Returns that array on the "
                    "root, None on other ranks."),
-    ISTHMUS_METHOD(
-        broadcast,
-        "broadcast(x=None, root=0, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
-        "Copies the root's x to every rank: into out, or into x without out. The root needs x, other ranks need x or "
-        "out. Returns that array."),
+    ISTHMUS_METHOD(broadcast,
+                   "broadcast(x=None, root=0, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
+                   "Copies the root's x into out, or x, of every rank. Other ranks need x or out. Returns that array."),
     ISTHMUS_METHOD(
         all_gather,
         "all_gather(x, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
