@@ -1,4 +1,4 @@
-// The life of a group, and how a call becomes a Work.
+// The life of a group, and how a call becomes a TorchWork.
 #include "backend.hpp"
 
 #include <ATen/record_function.h>
@@ -32,7 +32,8 @@ struct OpenGroups {  // the groups that are not shut down
 std::atomic<OpenGroups *> the_open_groups{new OpenGroups};
 OpenGroups &open_groups() { return *the_open_groups.load(std::memory_order_acquire); }
 
-// "0-3,7", whole: what two ranks say is compared. A long list of no order ends with a number for all of it.
+// A list of ranks as text, "0-3,7". The texts of two ranks are compared, so a long text without order ends with a digest of
+// the whole list.
 std::string listed(const std::vector<uint64_t> &ranks) {
   constexpr std::size_t kLongest = 800;
   std::string text;
@@ -188,9 +189,9 @@ Backend::WorkPtr Backend::submit(BackendRequest request, Start start) {
   isthmus_call options = ISTHMUS_CALL_INIT;
   options.timeout = request.timeout > kNoTimeout ? seconds(request.timeout) : 0;
   options.scale = request.scale;
-  // The profiler's record is only made where somebody records: it costs as much as a small operation.
+  // The profiler's record costs as much as a small operation. So the record is made only while the profiler records.
   if (!at::hasCallbacks()) request.title = nullptr;
-  // On a device an operation is asynchronous always: it stands on the caller's current stream, as a kernel does.
+  // An operation on a device is always asynchronous: the operation stands on the caller's current stream, as a kernel does.
   const std::optional<c10::Stream> stream = stream_of(request);
   if (stream) {
     options.on_stream = ISTHMUS_STREAM_BOTH;
@@ -246,7 +247,8 @@ Backend::WorkPtr Backend::launch(BackendRequest request, isthmus_call options, s
   auto work = c10::make_intrusive<TorchWork>(rank_, request.type, request.title, request.inputs, request.outputs);
   auto operation = PendingWork::make();
   if (stream && request.waits_for_peer && !request.staging.has_copies()) {
-    // A stream that waited for a message could hold up a send that its sender waits for, so it waits when the program does.
+    // A stream that waits for a message could hold up a send for which the message's sender waits. So the stream waits only
+    // when the program calls wait().
     options.on_stream = ISTHMUS_STREAM_BEFORE;
     operation->place().begins_behind(*stream);
   } else if (stream) {

@@ -1,4 +1,4 @@
-// The c10d::Backend "isthmus": every method translates its tensors and options and makes one call of isthmus.h.
+// The c10d::Backend "isthmus". Every method translates its tensors and options, and makes one call of isthmus.h.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -33,7 +33,7 @@ struct GroupOptions final : c10d::Backend::Options {
   std::string device;    // "cuda:1": what the rank works on where neither the settings nor the environment say it
 };
 
-// What one operation is, beside the call that starts it.
+// The properties of one operation. The call that starts the operation is not among them.
 struct BackendRequest {
   c10d::OpType type;
   const char *title;  // in torch's profiler
@@ -46,7 +46,8 @@ struct BackendRequest {
   Staging staging = {};
 };
 
-// The program's function that hears of every operation of a group, and how many operations have still to report to the function.
+// The program's function that hears of every operation of a group, and how many operations have still to report to the
+// function.
 class CompletionHook {
  public:
   using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
@@ -108,7 +109,8 @@ class Backend final : public c10d::Backend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
-  // A child group meets anew through the store: only its members take part, so no other rank has to call anything.
+  // A child group meets anew through the store. Only the ranks of the child group take part, and no other rank has to call
+  // anything.
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options> &opts) override;

@@ -1,5 +1,5 @@
-// A coalescing block (startCoalescing ... endCoalescing): what this thread calls between the two is one submission. It is a group of
-// isthmus.h; like that, it belongs to a thread and may span several process groups.
+// A coalescing block (startCoalescing to endCoalescing). All calls of this thread between the two are one submission. A
+// block is a group of isthmus.h: the block belongs to one thread, and may span several process groups.
 #pragma once
 
 #include <isthmus/isthmus.h>
@@ -23,13 +23,14 @@ bool open() noexcept;  // whether there is one
 void begin(const Backend &owner);
 // Submits at the outermost end. Throws the first failure of the block.
 std::shared_ptr<PendingWork> end(const Backend &owner);
-// A call inside the block failed: nothing of the block was or will be submitted. end() will throw the same.
+// Notes that a call inside the block failed. No operation of the block was or will be submitted. end() will throw the same
+// failure.
 void fail(isthmus_result result, const std::string &text);
-void forked() noexcept;  // in a forked child: an open block is the parent's
+void forked() noexcept;  // called in a forked child, where an open block is the parent's
 
 }  // namespace coalescing
 
-// Several calls in one submission; `each` makes them and returns the first result that is not ISTHMUS_OK.
+// Several calls in one submission. `each` makes the calls, and returns the first result that is not ISTHMUS_OK.
 isthmus_result grouped(isthmus_work_t *work, c10::function_ref<isthmus_result()> each);
 
 }  // namespace isthmus::torch_face

@@ -182,7 +182,8 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor &output, at::Tensor &input, s
     bad_argument(c10::str("all_to_all_single without split sizes: input has ", input.numel(), " elements and output ",
                           output.numel()));
   }
-  // All ranks have to make the same call. A rank whose own load is even, or that has written no sizes, does not know the others' loads.
+  // All ranks have to make the same call. A rank whose own load is even, or that has written no sizes, does not know the
+  // others' loads.
   const auto counts = [&](const at::Tensor &tensor, const Buffer &buffer, const std::vector<int64_t> &splits) {
     if (splits.empty()) return std::vector<std::uint64_t>(world, buffer.count / world);
     const std::uint64_t row = tensor.size(0) ? buffer.count / static_cast<std::uint64_t>(tensor.size(0)) : 0;
@@ -204,7 +205,7 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions &opts) {
 }
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool /*wait_all_ranks*/) {
-  // The library's own error names every rank that is missing, so both forms are one.
+  // The library's own error names every rank that is missing. So the two forms of the call do the same.
   submit({c10d::OpType::BARRIER, "isthmus:monitored_barrier", opts.timeout, false, {}, {}},
          [&](const isthmus_call *call, isthmus_work_t *work) { return isthmus_barrier(comm_, call, work); });
 }

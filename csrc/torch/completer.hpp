@@ -1,6 +1,13 @@
-// One thread a process for what follows the end of an operation: the copies back, and that whoever asks is told of the end. That may not
-// run on the thread that moves the data. What is the program's, futures with their callbacks, hooks and the release of tensors, it hands
-// on (runner.hpp): the end of an operation waits for nobody's code.
+// The completer is one thread of the process. It does what follows an operation's end: it makes the copies back, and tells
+// those who ask that the operation has ended. The thread that moves the data may do neither.
+//
+// The program's own code goes on to the runner (runner.hpp): callbacks of futures, hooks, the release of tensors. So the end
+// of an operation waits for no code of the program.
+//
+//   thread of the library       completer                     runner
+//   the operation ends
+//   push()               ---->  copies back, settles
+//                               hands the program's code ---> callbacks, hooks, release of tensors
 #pragma once
 
 #include <isthmus/isthmus.h>
@@ -21,13 +28,13 @@ class PendingWork;
 class Completer {
  public:
   static Completer &get();
-  static void forked() noexcept;  // in a forked child: a new one, for the thread of the old one does not exist there
+  static void forked() noexcept;  // called in a forked child, where the thread does not exist: makes a new completer
 
-  // Hands over an operation that ended. After stop() it is left alone for good: no interpreter is there to complete it for.
+  // Hands over an operation that has ended. After stop() there is no interpreter, and the operation is left alone for good.
   void push(std::shared_ptr<PendingWork> operation, isthmus_result result, std::string text);
 
-  // Completes what was handed over, then ends the thread; waits a few seconds for callbacks that have not come back. Called once, while the
-  // interpreter is alive and the GIL is released.
+  // Completes the operations that were handed over, and ends the thread. Waits a few seconds for callbacks that have not
+  // come back. Called once, while the interpreter is alive and the GIL is released.
   void stop();
 
   Runner &runner() noexcept { return runner_; }

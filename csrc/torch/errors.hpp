@@ -1,4 +1,4 @@
-// What isthmus_result becomes in torch. A c10::Error subclass reaches Python as ValueError, NotImplementedError or
+// From isthmus_result to torch's exceptions. A subclass of c10::Error reaches Python as ValueError, NotImplementedError or
 // torch.distributed.DistBackendError (a RuntimeError).
 #pragma once
 

@@ -1,4 +1,5 @@
-// A forked child has its parent's objects, and neither the threads nor the memory behind them: it leaves them as they are.
+// A forked child has its parent's objects, but neither the threads nor the memory behind the objects. So the child leaves
+// the objects as they are.
 #pragma once
 
 #include <atomic>
@@ -6,10 +7,10 @@
 
 namespace isthmus::torch_face {
 
-// Forks between the process that loaded the module and this one; counted in each child, on its only thread.
+// The number of forks between the process that loaded the module and this process. Each child counts, on its only thread.
 inline constinit std::atomic<std::uint32_t> forks{0};
 
-// In which process something was made.
+// The process in which an object was made.
 class ProcessBirth {
  public:
   bool here() const noexcept { return at_ == forks.load(std::memory_order_relaxed); }

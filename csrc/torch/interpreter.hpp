@@ -10,13 +10,16 @@ namespace isthmus::torch_face::interpreter {
 // Installs the interrupt check of the whole process (isthmus_set_interrupt_check).
 void install_interrupt_check();
 
-// True if a Python signal handler raised. Only the main thread runs handlers; elsewhere this is always false. Takes the GIL.
+// Whether a Python signal handler raised. Only the main thread runs handlers: on other threads the answer is always false.
+// Takes the GIL.
 bool interrupted() noexcept;
 
-// Throws what the handler raised; KeyboardInterrupt if that is gone. Called after ISTHMUS_ERR_INTERRUPTED or interrupted().
+// Throws the exception that the handler raised; KeyboardInterrupt if that exception is gone. Called after
+// ISTHMUS_ERR_INTERRUPTED or interrupted().
 [[noreturn]] void raise_interrupt();
 
-// Lets other Python threads run while this one may block. c10d's own bindings have mostly done that before; this covers the rest.
+// Releases the GIL while this thread may block, where the thread holds the GIL. Most of c10d's bindings have released the
+// GIL already.
 class WithoutGil {
  public:
   WithoutGil() {

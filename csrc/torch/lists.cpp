@@ -1,6 +1,8 @@
-// Collectives on lists of tensors. Large tensors stay where they are: a list is one base address with a displacement a rank, and the
-// v-forms of isthmus.h do the rest, so sizes may differ. Small lists of equal sizes go through one flat copy. Which of the two must not
-// depend on where the tensors lie, for all ranks have to make the same call.
+// Collectives on lists of tensors.
+// - Large tensors stay in place. A list is one base address with a displacement for each rank, and the collectives with
+//   counts do the rest. So sizes may differ.
+// - Small lists of equal sizes go through one flat copy.
+// The choice must not depend on where the tensors lie: all ranks have to make the same call.
 #include "backend.hpp"
 #include "coalescing.hpp"
 #include "errors.hpp"
@@ -25,7 +27,7 @@ const std::vector<at::Tensor> &list(const std::vector<std::vector<at::Tensor>> &
   return lists.front();
 }
 
-// Up to this many bytes in all, one copy more is cheaper than what the v-forms need: they have no one-hop path.
+// Up to so many bytes in all, one more copy is cheaper than a collective with counts, which has no one-hop path.
 constexpr std::int64_t kFlatBytes = 64 << 10;
 
 bool goes_flat(std::int64_t numel, std::size_t element, int size) {
@@ -183,7 +185,7 @@ Backend::WorkPtr Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d
                           outputs.front().scalar_type()));
   }
   BackendRequest request{c10d::OpType::ALLTOALL, "isthmus:all_to_all", opts.timeout, opts.asyncOp, inputs, outputs};
-  // Only this rank's sizes are known here, so it is the v-form always.
+  // Only this rank's sizes are known here. So the call is always the collective with counts.
   const Scattered in = request.staging.in_list(inputs, Use::move), out = request.staging.out_list(outputs, Use::move);
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {
     return isthmus_all_to_all_v(comm_, in.base, in.counts.data(), in.displs.data(), out.base, out.counts.data(),

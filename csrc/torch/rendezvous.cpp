@@ -44,7 +44,7 @@ std::string hex(const std::vector<std::uint8_t> &bytes) {
   return text;
 }
 
-// PrefixStore keeps its prefix to itself; a derived class may look.
+// PrefixStore has its prefix as a protected field. A derived class may read the prefix.
 struct Prefix : c10d::PrefixStore {
   static const std::string &of(const c10d::PrefixStore &store) { return store.*(&Prefix::prefix_); }
 };
@@ -130,7 +130,8 @@ std::string StoreExchange::blob(int round, int rank) const {
 
 bool StoreExchange::await(const std::vector<std::string> &keys, const std::vector<int> &ranks, const char *what,
                           c10::function_ref<bool()> look) {
-  // By polling, not by Store::wait: that cannot be interrupted, and a TCPStore prints a warning for each wait that times out.
+  // Asks the store again and again. Store::wait cannot be interrupted, and a TCPStore prints a warning for each wait that
+  // times out.
   const auto begin = Clock::now();
   auto looked = begin;
   std::size_t next = 0;  // the first key that was not there
@@ -146,7 +147,7 @@ bool StoreExchange::await(const std::vector<std::string> &keys, const std::vecto
         if (look()) return false;
         looked = now;
       }
-      // A tenth of the time waited so far: few requests to the store, little time lost.
+      // The pause is a tenth of the time waited so far: few requests to the store, and little time lost.
       std::this_thread::sleep_for(std::clamp<Clock::duration>((now - begin) / 10, kShortest, kLongest));
     }
     if (Clock::now() < deadline_) continue;
@@ -206,11 +207,13 @@ void StoreExchange::lead() {
       acks.push_back(in_attempt("ack/" + std::to_string(r)));
     }
     store_->set(kRoster, roster);
-    // A rank that arrived after its dead predecessor's nonce was read has replaced it by now: a new roster then.
+    // The roster may hold the nonce of a rank's dead predecessor. That rank has replaced the nonce by now, and gets a new
+    // roster.
     const bool all = await(acks, ranks, "confirm the rendezvous", [&] { return read(hellos) != nonces; });
     for (const std::string &key : acks) remove(key);
     if (!all) continue;
-    // Before the commit: after it a fast rank may already write the same keys for its next group of this name.
+    // Keys are removed before the commit. After the commit a fast rank may write the same keys for its next group of this
+    // name.
     for (const std::string &key : hellos) remove(key);
     remove(kRoster);
     store_->set(in_attempt("commit"), Bytes{1});
@@ -280,7 +283,7 @@ void StoreExchange::all_gather(const void *send, void *recv, size_t bytes) {
     }
     std::memcpy(static_cast<std::uint8_t *>(recv) + static_cast<std::size_t>(r) * bytes, value.data(), bytes);
   }
-  // All ranks wrote this round, so all have read the one before.
+  // All ranks have written in this round. So all ranks have read the round before.
   if (round > 0) remove(blob(round - 1, rank_));
 }
 

@@ -1,6 +1,7 @@
 // The rendezvous of isthmus_init over a torch Store.
 //
-// A store may hold what a dead attempt, or an earlier group of the same name, left behind. So ranks first agree on an attempt:
+// A store may hold what a dead attempt, or an earlier group of the same name, left behind. So ranks first agree on an
+// attempt:
 //
 //   rank 0                             rank r
 //      │◀──────── fresh nonce ────────────│     1. every rank writes a fresh nonce
@@ -23,12 +24,13 @@
 
 namespace isthmus::torch_face {
 
-// `store` without the layer of keys that torch names after a device. So ranks with different devices meet under the same keys.
+// `store` without the layer of keys that torch names after a device. So ranks with different devices meet under the same
+// keys.
 c10::intrusive_ptr<c10d::Store> without_device_prefix(c10::intrusive_ptr<c10d::Store> store);
 
-// The same keys by a connection of Isthmus' own. So a thread of the program that waits in its store holds up nobody who meets. There is one
-// connection to each store and process, however many groups are made, because a connection costs a name look-up. A store that cannot be cloned
-// is used unchanged.
+// The same keys by a connection of Isthmus' own. So a thread of the program that waits in its store holds up nobody who
+// meets. There is one connection to each store and process, however many groups are made, because a connection costs a name
+// look-up. A store that cannot be cloned is used unchanged.
 c10::intrusive_ptr<c10d::Store> for_meetings(c10::intrusive_ptr<c10d::Store> store);
 void forget_meeting_stores() noexcept;  // in a forked child: they are the parent's
 

@@ -1,15 +1,17 @@
-// Runs what is the program's when an operation has ended: callbacks of futures, completion hooks, the release of tensors (whose finalizers may
-// be Python). No such code can be trusted to come back: a callback may wait for another operation's future, whose callback waits for a third.
-// So nobody waits here for anybody else's code.
+// Runs the program's code when an operation has ended: callbacks of futures, completion hooks, and the release of tensors,
+// whose finalizers may be Python. Such code may never come back: a callback may wait for another operation's future, and the
+// callback of that future for a third operation. So no task waits here for another task's code.
 //
-// One thread leads: the leader runs tasks in the order of push(). While the leader is inside a task, another thread stands by:
+// One thread leads: the leader runs tasks in the order of push(). While the leader is inside a task, another thread stands
+// by:
 //
 //   leader      task 1 ── task 2 ───────────(does not come back)
 //   stand-by      .          .    moment │ leads: task 3 ── task 4 ...
 //   new thread                           │ stands by
 //
-// The stand-by takes the lead where tasks are waiting and the leader has been inside a task for longer than a moment. The moment grows with
-// the number of threads that have not come back. So a program that holds the interpreter's lock for long does not make a thread for each task.
+// The stand-by takes the lead where tasks are waiting and the leader has been inside a task for longer than a moment. The
+// moment grows with the number of threads that have not come back. So a program that holds the interpreter's lock for long
+// does not make a thread for each task.
 #pragma once
 
 #include <chrono>
@@ -26,17 +28,19 @@ class Runner {
  public:
   using Task = std::function<void()>;  // throws nothing
 
-  // False after stop(): the task is kept for good and never run, for it may need the interpreter.
+  // Hands over a task. False after stop(): the task is kept for good and never run, because the task may need the
+  // interpreter.
   bool push(Task task);
 
-  // Runs what was pushed, for at most that long. How many tasks have not come back, or not begun, by then; they are left behind.
+  // Runs the tasks that were pushed, for at most `patience`. Returns how many tasks have not come back or not begun by then.
+  // Those tasks are left behind.
   std::size_t stop(std::chrono::milliseconds patience);
 
  private:
   using Clock = std::chrono::steady_clock;
   void loop();
   void lead(std::unique_lock<std::mutex> &lock);
-  void stand_by();  // makes a thread that can take over, if there is none
+  void stand_by();  // makes a thread that can take the lead, unless there is such a thread
   Clock::duration moment() const;
 
   std::mutex mutex_;  // guards everything below

@@ -1,5 +1,5 @@
-// Where an operation stands: on host memory, or on a stream of a device. On a stream the operation begins behind what is before it there, and
-// what comes later on the stream is behind the operation.
+// Where an operation stands: on host memory, or on a stream of a device. On a stream the operation begins behind the work
+// that the stream holds, and later work of the stream runs behind the operation.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,8 @@ class StreamPlace {
   StreamPlace(const StreamPlace &) = delete;
   StreamPlace &operator=(const StreamPlace &) = delete;
 
-  // Before submitted(). Every part of an operation stands on the same stream, or every part on the host; otherwise these throw.
+  // Before submitted(). Every part of an operation stands on the same stream, or every part on the host; otherwise these
+  // throw.
   void stands_on(c10::Stream stream);
   void begins_behind(
       c10::Stream stream);  // as stands_on(), but only an explicit order puts later work of a stream behind the operation
@@ -31,7 +32,8 @@ class StreamPlace {
   // The operation was submitted: gives the stream the copies that belong to the operation, and marks the end behind them.
   void submitted(const std::vector<at::Tensor> &kept, Staging &staging);
   void order(c10::Stream later) const;  // `later` waits for that mark
-  // Whether there are copies behind the operation. Its end is then the end of the copies: copied() asks, wait_for_copies() waits.
+  // Whether there are copies behind the operation. Its end is then the end of the copies: copied() asks, wait_for_copies()
+  // waits.
   bool has_copies() const noexcept { return copies_behind_; }
   bool copied() const { return event_->query(); }
   void wait_for_copies() { event_->synchronize(); }

@@ -1,5 +1,5 @@
-// The translation of tensors into what isthmus.h takes: (pointer, count, dtype). Every method of the backend passes through here, so
-// this is the one place that learns about a further kind of device.
+// Translates tensors into the arguments of isthmus.h: pointer, count, dtype. Every method of the backend uses this
+// translation. So only this file has to learn about a further kind of device.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -23,7 +23,7 @@ struct Buffer {
 // Move: bytes are carried as they are, so every dtype works. Reduce: the dtype must be one that isthmus.h computes with.
 enum class Use { move, reduce };
 
-// The dtype in which `tensor` is carried, and how many of those an element is.
+// The dtype in which `tensor` is carried, and how many elements of that dtype one element of the tensor is.
 struct Carried {
   isthmus_dtype dtype;
   std::uint64_t per_element;
@@ -36,37 +36,39 @@ void check_tensor(const at::Tensor &tensor);
 isthmus_redop reduction(const c10d::ReduceOp &op);
 double premul_factor(const c10d::ReduceOp &op);  // 1 unless PREMUL_SUM
 
-// Displaced tensors: several tensors as one base pointer and element displacements, so that lists need no flat copy.
+// Several tensors as one base pointer and a displacement for each, in elements. So a list needs no flat copy.
 struct Scattered {
   void *base = nullptr;
-  std::span<const std::uint64_t> counts, displs;  // owned by the Staging that made it, also after that was moved
+  std::span<const std::uint64_t> counts, displs;  // owned by the Staging that made them, also after its move
   isthmus_dtype dtype = ISTHMUS_UINT8;
 };
 
-// What one operation has to bring along beside the user's tensors: contiguous stand-ins, and the copies back when it is done.
+// The memory of one operation beside the user's tensors: contiguous stand-ins, and the copies back when the operation is
+// done.
 class Staging {
  public:
-  // Each returns a contiguous buffer that holds (in), will hold (out) or both (inout) the tensor's elements: its own memory where
-  // that is contiguous, else a copy. `out` of a copy is written back by finish().
+  // Each returns a contiguous buffer for the tensor's elements: one that holds them (in), will hold them (out), or both
+  // (inout). The buffer is the tensor's own memory where that is contiguous, else a copy. finish() writes a copy of out or
+  // inout back.
   Buffer in(const at::Tensor &tensor, Use use);
   Buffer out(const at::Tensor &tensor, Use use);
   Buffer inout(const at::Tensor &tensor, Use use);
 
-  // The list at one base address. All tensors must have one dtype.
+  // The list as one base address with displacements. All tensors must have one dtype.
   Scattered in_list(std::span<const at::Tensor> tensors, Use use) { return scattered(tensors, use, Way::in); }
   Scattered out_list(std::span<const at::Tensor> tensors, Use use) { return scattered(tensors, use, Way::out); }
-  // The list back to back in one buffer: the tensors' own memory if they already lie so, else a flat copy.
+  // The list back to back in one buffer: the tensors' own memory where the tensors lie back to back, else a flat copy.
   Buffer in_flat(std::span<const at::Tensor> tensors, Use use) { return flat(each(tensors, use, Way::in), Way::in); }
   Buffer out_flat(std::span<const at::Tensor> tensors, Use use) { return flat(each(tensors, use, Way::out), Way::out); }
 
   // Keeps an array that a call in flight may still read.
   std::span<const std::uint64_t> array(std::vector<std::uint64_t> values);
 
-  // The one device that all its tensors are on; none: the host, or no tensor yet.
+  // The one device of all the operation's tensors. None: the tensors are on the host, or there is no tensor yet.
   std::optional<c10::Device> device() const noexcept { return device_ && !device_->is_cpu() ? device_ : std::nullopt; }
 
   bool has_copies() const noexcept { return !copies_.empty() || !moves_.empty() || !splits_.empty(); }
-  // Writes the stand-ins back, once; then they are dropped. Where they are on a device, the copies are put on the current stream.
+  // Writes the stand-ins back, once, and drops them. Copies of stand-ins on a device are put on the current stream.
   void finish();
   void absorb(Staging &&other);
 

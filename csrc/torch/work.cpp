@@ -38,13 +38,14 @@ PendingWork::~PendingWork() {
 }
 
 void PendingWork::retire(PendingWork *operation) noexcept {
-  if (!operation->birth_.here()) return;  // its event and its handle are the parent's, and stay as they are
+  if (!operation->birth_.here()) return;  // the operation's event and handle are the parent's, and stay as they are
   isthmus_work_t handle = operation->handle_.load(std::memory_order_relaxed);
   if (!handle || operation->settled_.load(std::memory_order_acquire) || isthmus_work_test(handle) != ISTHMUS_IN_PROGRESS) {
     delete operation;
     return;
   }
-  // It still runs and nobody holds it: the callback owns it now. If there can be none, its tensors stay alive for good.
+  // The operation still runs, and nobody holds the PendingWork. The callback owns it now. Where the library takes no
+  // callback, the tensors stay alive for good.
   static_cast<void>(isthmus_work_on_done(
       handle,
       [](void *context, isthmus_result result, const char *text) {
@@ -66,7 +67,7 @@ void PendingWork::check_submitted() const {
 void PendingWork::order(c10::Stream later) const {
   check_submitted();
   if (place_.ordered_later()) {
-    const interpreter::WithoutGil without_gil;  // it may wait for the message
+    const interpreter::WithoutGil without_gil;  // the call may wait for the message
     check(isthmus_work_order(handle_.load(std::memory_order_relaxed), later.native_handle()));
   } else {
     place_.order(later);
@@ -135,7 +136,7 @@ PendingWork::Futures PendingWork::settle(isthmus_result result, const std::strin
     functions.swap(at_end_);
     kept.swap(kept_);
   }
-  // What follows is the program's, and may wait for the end of other operations, or never come back.
+  // What follows is the program's code. That code may wait for the end of other operations, or never come back.
   Runner &runner = Completer::get().runner();
   for (auto &function : functions)
     runner.push([function = std::move(function)] {
@@ -266,7 +267,7 @@ bool TorchWork::isCompleted() { return !operation_ || operation_->ended(); }
 bool TorchWork::isSuccess() const { return !operation_ || operation_->succeeded(); }
 std::exception_ptr TorchWork::exception() const { return operation_ ? operation_->error() : nullptr; }
 
-// torch asks behind wait(), which on a device has waited for nothing: who sent is known when the message has come.
+// torch asks after wait(), which on a device has waited for nothing. The sender is known only when the message has come.
 int TorchWork::sourceRank() const {
   if (!operation_) return -1;
   if (operation_->place().stream()) operation_->wait(kNoTimeout);
@@ -294,7 +295,8 @@ void TorchWork::blockCurrentStream() {
   else c10d::Work::blockCurrentStream();
 }
 
-// Of a device's operation the caller's stream waits, and the thread only where it gave a time, or wants to know of a failure.
+// For an operation on a device the caller's stream waits. The thread waits only where it gave a time, or wants to know of a
+// failure.
 bool TorchWork::wait(std::chrono::milliseconds timeout) {
   if (!operation_) return true;
   if (!operation_->place().stream() || timeout > kNoTimeout) operation_->wait(timeout);

@@ -1,5 +1,12 @@
-// TorchWork: what torch holds for one operation. PendingWork: the state of one that did not end inside its call; it outlives the Work
-// for as long as the library uses the tensors.
+// TorchWork: torch's object for one operation. PendingWork: the state of an operation that did not end inside its call. The
+// PendingWork outlives the TorchWork as long as the library uses the tensors.
+//
+//   calling thread                       thread of the library                 completer, runner
+//   submitted(), watch()
+//   wait(): sleeps                       the operation ends: on_done()  ---->  settle(): result, copies back
+//   wakes: settle() does nothing more                                          callbacks, hooks, release of tensors
+//
+// The first thread that calls settle() does the work. The calling thread may be the first.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -26,30 +33,34 @@ inline double seconds(std::chrono::milliseconds time) { return std::chrono::dura
 
 class PendingWork : public std::enable_shared_from_this<PendingWork> {
  public:
-  // The last reference may go while the library still works: the rest of the PendingWork then lives until the end of that.
+  // The last reference may go while the library still works. The PendingWork then lives until the operation ends.
   static std::shared_ptr<PendingWork> make();
   ~PendingWork();
 
-  // Before it is submitted, and by one thread.
+  // These three are called by one thread, before the operation is submitted.
   void keep(std::vector<at::Tensor> tensors, Staging staging);
-  void at_end(std::function<void()> function) { at_end_.push_back(std::move(function)); }  // the program's: run by others
-  // torch's own, and quick: it has run when anybody sees that the operation has ended, who may then end the profile that it is for.
+  // A function of the program's. The runner's threads run the function.
+  void at_end(std::function<void()> function) { at_end_.push_back(std::move(function)); }
+  // A quick function of torch's own. The function has run before any thread sees the operation's end: such a thread may then
+  // end the profile into which the function writes.
   void before_end(std::function<void()> function) { before_end_.push_back(std::move(function)); }
 
-  StreamPlace &place() noexcept { return place_; }  // where it stands; decided before submitted()
+  StreamPlace &place() noexcept { return place_; }  // where the operation stands; decided before submitted()
   const StreamPlace &place() const noexcept { return place_; }
-  // What `later` is given from now on is behind it; throws if it was not submitted. May wait for a message (StreamPlace::begins_behind).
+  // Puts work that `later` is given from now on behind the operation. Throws if the operation was not submitted. May wait
+  // for a message (StreamPlace::begins_behind).
   void order(c10::Stream later) const;
   void check_submitted() const;
 
   void submitted(isthmus_work_t handle);  // takes the handle; NULL: nothing was to be done
-  void watch();                           // from now on the completer settles it as soon as it ends
+  void watch();                           // from now on the completer settles the operation as soon as it ends
 
-  // Waits; 0: until the operation's own deadline. Throws the operation's failure, or that the time is over while it still runs.
+  // Waits for the operation's end, at most for `timeout`; 0: until the operation's own deadline. Throws the operation's
+  // failure, or an error that says that the time is over and the operation still runs.
   void wait(std::chrono::milliseconds timeout);
-  bool ended();                // does not block; settles it if it has ended
-  bool succeeded();            // ended, and well
-  std::exception_ptr error();  // null while it runs and after success
+  bool ended();                // whether the operation has ended; does not block, and settles an ended operation
+  bool succeeded();            // whether the operation has ended well
+  std::exception_ptr error();  // null while the operation runs, and after success
   int source() const;
   std::uint64_t sequence() const;
   float milliseconds();
@@ -58,15 +69,16 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   c10::intrusive_ptr<c10::ivalue::Future> future(at::TypePtr type, std::function<c10::IValue(isthmus_result)> value,
                                                  bool throws);
 
-  // Called by whoever learns first that it ended; later calls wait for the first and do nothing. A thread of the program's releases the
-  // tensors itself, as it would any other. The futures are completed by another thread (runner.hpp), soon: those that this call handed on.
+  // Called by every thread that learns of the operation's end. The first call does the work. Later calls wait for the first,
+  // and do nothing. A thread of the program's releases the tensors itself. The runner completes the futures soon, on another
+  // thread; the result is the futures that this call handed to the runner.
   enum class By : std::uint8_t { Program, Completer };
   using Futures = std::vector<c10::intrusive_ptr<c10::ivalue::Future>>;
   Futures settle(isthmus_result result, const std::string &text, By by) noexcept;
 
  private:
   PendingWork() = default;
-  bool lost() const noexcept;   // the parent's, and its end had not been seen at the fork
+  bool lost() const noexcept;   // whether this is a forked child, and the end was not seen before the fork
   void check_not_lost() const;  // throws
   static void retire(PendingWork *operation) noexcept;
   static void on_done(void *context, isthmus_result result, const char *text);
@@ -99,8 +111,8 @@ class TorchWork final : public c10d::Work {
   TorchWork(int rank, c10d::OpType type, const char *title, const std::vector<at::Tensor> &inputs,
             std::vector<at::Tensor> outputs);
 
-  void done(std::uint64_t sequence, std::chrono::steady_clock::duration took);  // it ended inside its call
-  void follow(std::shared_ptr<PendingWork> operation);                          // it goes on
+  void done(std::uint64_t sequence, std::chrono::steady_clock::duration took);  // the operation ended inside its call
+  void follow(std::shared_ptr<PendingWork> operation);                          // the operation goes on
   const std::shared_ptr<PendingWork> &operation() const noexcept { return operation_; }
 
   bool isCompleted() override;
@@ -117,10 +129,10 @@ class TorchWork final : public c10d::Work {
   std::uint64_t getSequencenumber() const override;
 
  private:
-  // The future of an operation on a stream: complete at once for the host, for streams when the operation is.
+  // The future of an operation on a stream. For the host the future is complete at once; for streams, when the operation is.
   c10::intrusive_ptr<c10::ivalue::Future> future_on_stream();
 
-  std::shared_ptr<PendingWork> operation_;  // null: it ended well inside its call
+  std::shared_ptr<PendingWork> operation_;  // null: the operation ended well inside its call
   std::vector<at::Tensor> outputs_;
   std::uint64_t sequence_ = 0;
   float milliseconds_ = 0;
