@@ -1,25 +1,33 @@
 """The time of an all_reduce over bridges of unlike rates, against the least time there is; writes bench/results/bridge.json.
 
     sudo .venv/bin/python bench/bridge.py            # three minutes at most; root, for network namespaces
-    sudo .venv/bin/python bench/bridge.py --quick --mib 1    # that it runs, and nothing else
+    sudo .venv/bin/python bench/bridge.py --quick --mib 1    # shows that the program runs, and measures nothing
 
-A rehearsal: devices are simulated, and no figure is a measurement of a vendor's hardware. What lies between islands is
-the kernel's: a network namespace for each island, TCP, and interfaces that are shaped to the rate of the island's bridge.
+The benchmark is a rehearsal: devices are simulated, and no figure is a measurement of a vendor's hardware. The network
+between islands is the kernel's. Each island is a network namespace. TCP joins the islands. Each island's interface is
+shaped to the rate of the island's bridge.
 
-For n bytes and k islands with bridges of B_i bytes a second the least time is T* = max(n / min B, 2 (k-1) n / sum B). It is
-taken with the rates of the interfaces, whose headers count, and again with what one plain TCP connection gets through them.
-Beside it stands Isthmus itself with equal shares for all islands, to show what the declared rates are worth. And
-beside it stands a ring of equal parts, which cannot be faster than 2 (k-1)/k n / min B: that of torch's Gloo backend.
+For n bytes and k islands with bridges of B_i bytes a second the least time is
+
+    T* = max(n / min B, 2 (k-1) n / sum B).
+
+T* is computed twice: with the rates of the interfaces, whose headers count, and with the rates that one plain TCP
+connection gets through the interfaces. Two times stand beside T*:
+
+- Isthmus with equal shares for all islands. The difference shows what the declared rates are worth.
+- A ring of equal parts, that of torch's Gloo backend. Such a ring cannot be faster than 2 (k-1)/k n / min B.
+
 A run in which the ranks use more than half of all processors says nothing about bridges, and is marked VOID. Where other
-processes used more than a tenth of them meanwhile, a warning says so.
+processes used more than a tenth of the processors, a warning says so.
 
-The row of overlap: two islands whose copies from and to the device and whose interfaces, each way, are all of one
-rate, so that each of the four is busy for n / B. Of what could run side by side, (sum busy - T) / (sum busy - max busy) did.
+The row of overlap: two islands. Each has four engines: copies from the device, copies to the device, and the interface each
+way. All four have one rate, so each is busy for n / B. The row says which part of the work that could run side by side did
+so: (sum busy - T) / (sum busy - max busy).
 
-The row of latency: an all_reduce of 8 bytes over two islands of one rank each, on one host. A gate, at which a stream stands
-until the host has said a word, takes the declared time. A call is to take no more than two gates and as many hand-offs as it
-has (hand_offs.py), measured by themselves in the same run. The whole call without the gates' latency stands beside it, in
-turns: the difference is how many gates a call has stood at.
+The row of latency: an all_reduce of 8 bytes over two islands of one rank each, on one host. A stream stands at a gate until
+the host lets it go on, and the gate takes the declared time. A call may take two gates and the hand-offs of a call
+(hand_offs.py), which are measured by themselves in the same run. In turns with this call the whole call is timed without the
+gates' latency. The difference says at how many gates a call has stood.
 """
 
 from __future__ import annotations
@@ -46,24 +54,24 @@ sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 UNIT = 50.0  # MB/s (10^6 bytes a second)
 # Ranks in order, with the rates of their islands' bridges in UNITs.
-# T* is n / min B in the first two, and in the third, whose rates are nearer to each other, 2 (k-1) n / sum B.
+# T* is n / min B in the first two fleets, and 2 (k-1) n / sum B in the third fleet, whose rates are nearer to each other.
 FLEETS: dict[str, dict[str, float]] = {
     "8:4:1": {"nvidia": 8, "amd": 4, "ascend": 1},
     "4:2:2:1": {"nvidia": 4, "amd": 2, "ascend": 2, "cpu": 1},
     "1.5:1:1": {"nvidia": 1.5, "amd": 1, "ascend": 1},
 }
 DEVICE = {"copy_out_gbps": 12, "copy_in_gbps": 12, "fabric_gbps": 100, "latency_us": 10}
-# What a simulation does out of meanness takes processors from what is timed here.
+# A simulation's meanness uses processors. The timed work needs them, so the meanness is switched off.
 SWITCHES = {"QUIET": "1", "JITTER_US": "0", "SCRIBBLE": "0"}
 TARGETS = {"clock": 1.15, "predicted": 1.08, "overlap": 0.9, "gates": 2.0}
 OVERLAPPED = ("nvidia", "amd")  # one rank each
 GATE_US = 500
 SMALL_CALLS, SMALL_TURNS = 200, 5
-MOST_BUSY = 0.5  # of the processors, by the ranks
-MOST_OTHERS = 0.1  # of the processors, by whoever else runs
-RAW_SECONDS = 0.6  # of one plain transfer
-EQUAL_PORT = 29700  # of the second rendezvous
-PATIENCE_S = 85.0  # for a fleet
+MOST_BUSY = 0.5  # the part of all processors that the ranks may use
+MOST_OTHERS = 0.1  # the part of all processors that other processes may use
+RAW_SECONDS = 0.6  # how long one plain transfer takes
+EQUAL_PORT = 29700  # the port of the second rendezvous
+PATIENCE_S = 85.0  # how long a fleet may take
 WHAT = "rehearsal: simulated devices; the network between islands is the kernel's TCP through shaped interfaces"
 
 
@@ -80,7 +88,7 @@ def ring_time(nbytes: int, rates: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds until now: of the clock; of processors by this process, by anybody, and by interrupts among them."""
+    """Seconds so far: of the clock; of processors used by this process, by all processes, and there by interrupts."""
 
     clock: float
     own: float
@@ -114,7 +122,7 @@ class Rank:
         self.on_host = on_host()
 
     def write_profile(self, path: Path) -> str:
-        """What `isthmus tune` finds, one rank after the other, with the rate of the interface for TCP's. Why not, if so."""
+        """Writes what `isthmus tune` finds, rank after rank, with the interface's rate as TCP's. Or returns why not."""
         import fcntl
 
         from isthmus.cli import tune
@@ -135,7 +143,7 @@ class Rank:
         return np.asarray(self.comm.all_gather(np.array(values, np.float64))).reshape(self.comm.size, len(values))
 
     def timed(self, call: Any) -> dict[str, Any]:
-        """From the first rank's begin to the last one's end; one clock serves all. The ranks' shares of the processors."""
+        """The time from the first rank's begin to the last rank's end, by one clock; the ranks' parts of the processors."""
         call()
         seconds = []
         self.comm.barrier()
@@ -155,7 +163,7 @@ class Rank:
         }
 
     def shares(self, since: Spent) -> dict[str, Any]:
-        """Of all processors since then. A rank's is with its simulated device; what interrupts had is the network's."""
+        """Shares of all processors since then. A rank's includes its simulated device. Interrupts are the network's."""
         now = Spent.now()
         all_of_them = (now.clock - since.clock) * (os.cpu_count() or 1)
         used = [float(own) / all_of_them for own in self.of_all(now.own - since.own)[:, 0]]
@@ -194,7 +202,7 @@ class Rank:
         return {"median": statistics.median(seconds), **self.shares(since), "right": self.right()}
 
     def equal(self) -> dict[str, Any]:
-        """The same with equal shares, whatever the rates."""
+        """The same operation with equal shares for all islands, whatever the rates."""
         import isthmus
 
         settings = {"BRIDGE_RATES": ",".join(f"{island}:1" for island in self.task["rates"])}
@@ -205,7 +213,7 @@ class Rank:
         return found
 
     def raw(self) -> list[float]:
-        """Bytes a second of one TCP connection from each island to the fastest of the others, one after the other."""
+        """Bytes a second of one TCP connection from each island to the fastest other island, one island after the other."""
         with socket.create_server(("0.0.0.0", 0)) as server, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((os.environ["MASTER_ADDR"], 9))
             address = [int(part) for part in probe.getsockname()[0].split(".")]
@@ -253,7 +261,7 @@ def send(place: tuple[str, int], seconds: float) -> None:
 
 
 def receive(server: socket.socket) -> float:
-    """Bytes a second, without the first fifth of a second, in which the connection gets up to speed."""
+    """Bytes a second. The first fifth of a second, in which the connection gets up to speed, is left out."""
     server.settimeout(20)
     s, _ = server.accept()
     buffer = bytearray(1 << 20)
@@ -291,7 +299,7 @@ def run_fleet(name: str, shares: dict[str, float], nbytes: int, repeat: int, glo
 def run(
     name: str, links: dict[str, Any], what: list[str], nbytes: int, repeat: int, switches: dict[str, str]
 ) -> tuple[str, list[dict[str, Any]]]:
-    """One rank an island; what each found, as functions of Rank by name."""
+    """Runs one rank on each island. Returns what each rank found, by the name of the function of Rank."""
     from isthmus import rehearse
 
     with tempfile.TemporaryDirectory(prefix="isthmus-bridge-") as text:
@@ -312,7 +320,7 @@ def run(
 
 def run_overlap(nbytes: int, repeat: int) -> dict[str, Any]:
     rate = {"copy_out_gbps": UNIT / 1000, "copy_in_gbps": UNIT / 1000, "bridge_mbps": UNIT}
-    switches = {**SWITCHES, "QUEUES": "4"}  # of hardware: in one queue nothing runs beside anything
+    switches = {**SWITCHES, "QUEUES": "4"}  # hardware queues: in one queue no two things run side by side
     fleet, results = run("overlap", dict.fromkeys(OVERLAPPED, rate), ["isthmus"], nbytes, repeat, switches)
     found = results[0]["isthmus"]
     busy = dict.fromkeys(("copies out", "copies in", "interface out", "interface in"), nbytes / (UNIT * 1e6))
@@ -332,7 +340,7 @@ def run_overlap(nbytes: int, repeat: int) -> dict[str, Any]:
 
 
 def hand_offs(rounds: int) -> tuple[list[str], float]:
-    """Who waits how in the chain of hand-offs, and its median in seconds."""
+    """The chain of hand-offs: who waits at each and how, and the chain's median time in seconds."""
     command = [sys.executable, str(ROOT / "bench" / "hand_offs.py"), "--rounds", str(rounds)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     if ended.returncode:
@@ -366,10 +374,10 @@ def run_latency(turns: int) -> dict[str, Any]:
         "calls": SMALL_CALLS,
         "p50_seconds": medians,
         "hand_offs": {"waits": waits, "p50_seconds": chain},
-        # Of the quickest turn: what disturbs a chain moves no target.
+        # The target is that of the quickest turn: a disturbed chain must not move the target.
         "most_seconds": TARGETS["gates"] * GATE_US / 1e6 + min(chain),
         "gates": (middle["with"] - middle["without"]) / (GATE_US / 1e6),
-        # Without the latency a call is nothing but work, and is judged by nobody.
+        # Without the latency a call is only work, and has no target.
         "processors": {which: {**share, "void": void and which == "with"} for which, share in shares.items()},
         "right": all(one["right"] for each in found.values() for one in each),
         "void": void,
@@ -383,7 +391,7 @@ def judged(
     order = sorted(range(len(wire)), key=lambda i: -wire[i])
     fastest = [order[1] if i == order[0] else order[0] for i in range(len(wire))]
     raw = results[0]["raw"]
-    # What a connection got of the slower of its two interfaces; of the fastest island's own one cannot tell more than that.
+    # A connection shows the rate of the slower of its two interfaces. More cannot be told of the fastest island's interface.
     part = [got / min(wire[i], wire[fastest[i]]) for i, got in enumerate(raw)]
     goodput = [b * min(p, 1.0) for b, p in zip(wire, part, strict=True)]
     ours, gloo = results[0]["isthmus"], results[0].get("gloo", {"absent": "left out"})
@@ -419,7 +427,7 @@ def judged(
 
 
 def processors(found: dict[str, Any]) -> str:
-    """Who had them while that was timed."""
+    """Who had the processors while the operation was timed."""
     shares = f"the ranks had {found['cpu_share']:.0%} of the processors, all {found['machine_busy_share']:.0%}"
     return shares + ("  VOID" if found["void"] else "")
 

@@ -34,7 +34,8 @@ std::string letters(std::string_view text) {
   return out;
 }
 
-// What rank s sends to rank d in all_to_all_v: unequal, every row and column with the same total.
+// The count that rank s sends to rank d in all_to_all_v. The counts are unequal, and every row and every column has the same
+// total.
 uint64_t pair_count(uint64_t mean, int s, int d, int world) {
   return mean * 2 * static_cast<uint64_t>((s + d) % world + 1) / static_cast<uint64_t>(world + 1);
 }
@@ -43,7 +44,7 @@ uint64_t before(const std::vector<uint64_t> &counts, int rank) {
   return std::accumulate(counts.begin(), counts.begin() + rank, uint64_t{0});
 }
 
-// Where a rank's contribution stands in place, in elements from the start of b.
+// Where a rank's contribution stands in an operation in place, in elements from the start of b.
 uint64_t in_place_offset(const Task &t) {
   if (t.collective == Collective::AllGather) return static_cast<uint64_t>(t.rank) * t.count;
   if (t.collective == Collective::AllGatherV) return before(t.recv_counts, t.rank);

@@ -29,7 +29,8 @@ enum class Collective {
 };
 
 const char *collective_name(Collective c);
-// One, several with commas, or "all". Other ways to write one are taken, with a hint. Throws invalid_argument.
+// The collectives of a text: one name, several names with commas, or "all". Other spellings are taken, with a hint. Throws
+// invalid_argument.
 std::vector<Collective> parse_collectives(const std::string &text, std::vector<std::string> &hints);
 bool reduces(Collective c);
 bool rooted(Collective c);
@@ -41,7 +42,7 @@ struct LibraryError : std::runtime_error {
 };
 void check(isthmus_result result, const char *what);  // throws LibraryError with the library's own text
 
-// One row of the table, on one rank. Elements unless the name says bytes.
+// One row of the table, on one rank. Sizes are in elements unless the name says bytes.
 struct Task {
   Collective collective;
   isthmus_dtype dtype;
@@ -60,14 +61,17 @@ struct Task {
 // Shapes a row of about `bytes` bytes. Blocks are cut to 16 bytes, as nccl-tests does, but never to nothing.
 Task make_task(Collective c, uint64_t bytes, isthmus_dtype dtype, isthmus_redop op, int root, int rank, int world);
 
-// Bytes that must at least cross the memory bus: every input read once, every output written once, on all ranks together.
+// The least number of bytes that must cross the memory bus, for all ranks together: every input is read once, every output
+// written once.
 double memory_traffic(const Task &task, bool in_place);
-// Bytes that must at least cross between two islands, in the busier direction; `island` has every rank's island, 0 or 1.
+// The least number of bytes that must cross between two islands, in the busier direction. `island` has every rank's island,
+// 0 or 1.
 double bridge_traffic(const Task &task, const std::vector<int> &island);
 
 isthmus_result call(isthmus_comm_t comm, const Task &task, bool in_place);
 
-// Writes this rank's input (and rubbish where the result goes); counts this rank's wrong elements afterwards.
+// The first writes this rank's input, and rubbish in the place of the result. The second counts this rank's wrong elements
+// afterwards.
 void prepare(const Task &task, const Pattern &pattern, bool in_place);
 uint64_t verify(const Task &task, const Pattern &pattern, bool in_place);
 

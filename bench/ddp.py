@@ -2,22 +2,24 @@
 
     python bench/ddp.py                                  # one NVIDIA or AMD GPU, or several, and a PyTorch that uses them
     python bench/ddp.py --steps 12 --rounds 1 --out F    # few steps
-    python bench/ddp.py --rehearse                       # on the CPU, all by gloo: that it runs, and nothing else
+    python bench/ddp.py --rehearse                       # on the CPU, all by gloo: shows that the program runs
 
 Every contender is the same training, ddp_worker.py, on two ranks that torchrun starts:
 
-gloo         backend="gloo" with the same tensors: what is to be learned, by another library
+gloo         backend="gloo" with the same tensors: the result to compare with, by another library
 bare         backend="nccl"; nothing of Isthmus is in the process
 one-island   isthmus run --interpose -- torchrun ...: the real library gets the communicator
 two-islands  the same, with a label for each rank: Isthmus carries the communicator
 
-In each round every contender runs once, and the order moves on by one from round to round. All must learn the same bits,
-since a sum of two gradients has no order. What the log says of each rank's communicator must be what the contender is for:
-a run that went past the door would learn the same. With one GPU the two ranks share it, each as an island of its own; as one
-island they do where NCCL is 2.30 or newer, and else bare and one-island do not take part.
+In each round every contender runs once, and the order moves on by one from round to round.
 
-A step is timed until the device has done all of it, and is as slow as the slower rank; a run's figure is the median of its
-steps without the first few.
+- All contenders must learn the same bits, because a sum of two gradients has no order.
+- The log must say of each rank's communicator what the contender is for. A run that went past the door would learn the same.
+- With one GPU the two ranks share the GPU, each as an island of its own. As one island they share the GPU where NCCL is 2.30
+  or newer. With an older NCCL, bare and one-island do not take part.
+
+A step is timed until the device has done the whole step. A step takes as long as on the slower rank. A run's figure is the
+median of its steps, without the first few.
 """
 
 from __future__ import annotations
@@ -50,9 +52,7 @@ OF_A_DOOR = ("LD_PRELOAD", "LD_AUDIT", "ISTHMUS_DISABLE", "ISTHMUS_INTERPOSE", "
 
 
 def check_log(contender: str, log: str) -> list[str]:
-    """What the doors said of the communicators, a line for each rank. Raises SystemExit where that is not what the contender
-    is for.
-    """
+    """What the doors said of the communicators, a line for each rank. SystemExit where the contender needs other words."""
     phrase = EXPECTED[contender]
     if phrase is None:
         if "interpose: " in log:

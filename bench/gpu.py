@@ -2,21 +2,23 @@
 
     python bench/gpu.py                              # one NVIDIA or AMD GPU and a PyTorch that uses it; some minutes
     python bench/gpu.py --quick                      # fewer sizes
-    python bench/gpu.py --rehearse nvidia --quick    # the same on a simulated device: that it runs, and nothing else
+    python bench/gpu.py --rehearse nvidia --quick    # the same on a simulated device: shows that the program runs
 
-Ranks are threads of one process: processes that share a GPU would take turns on it. "gpu,gpu,cpu" is two ranks on device 0,
-each an island of its own (libraries serve no two ranks on one GPU), and one on host memory. In each round every contender
-makes the same calls on the same tensors, and the order moves on by one from round to round:
+Ranks are threads of one process: processes that share a GPU would take turns on it. "gpu,gpu,cpu" is two ranks on device 0
+and one rank on host memory. The two ranks are islands of their own, because libraries serve no two ranks on one GPU. In each
+round every contender makes the same calls on the same tensors. The order moves on by one from round to round:
 
 isthmus  device tensors, on each rank's own stream
-gloo     torch's ProcessGroupGloo with the same tensors, where it takes tensors of this device; it sends none
-relay    what is written by hand today: t.cpu(), Gloo on the host, t.copy_(...)
+gloo     torch's ProcessGroupGloo with the same tensors, where Gloo takes tensors of this device; Gloo sends no such tensors
+relay    the code that people write by hand today: t.cpu(), Gloo on the host, t.copy_(...)
 
-A call's time is that from the barrier before it until the last rank's stream has come to its end. The limits are of the
-same run: copies between the device and pinned memory out, in and both at once, and the rate at which Isthmus reduces
-(`isthmus tune`). All GPU ranks use one GPU, so a moved byte goes out once, and in once for each rank that receives it, and
-an all_reduce of G GPU ranks takes G copies out and G in. The last row times matrix products on the GPU with a broadcast
-beside them, and without.
+A call's time begins at the barrier before the call, and ends when the last rank's stream has come to the call's end.
+
+The limits are measured in the same run: copies between the device and pinned memory (out, in, and both at once), and the
+rate at which Isthmus reduces (`isthmus tune`). All GPU ranks use one GPU. So a moved byte goes out once, and goes in once
+for each rank that receives it. An all_reduce of G GPU ranks takes G copies out and G copies in.
+
+The last row times matrix products on the GPU, with a broadcast beside them and without.
 """
 
 from __future__ import annotations
@@ -51,16 +53,16 @@ TARGETS = {
     "gloo": 17.0,
     "gemm": 1.03,
 }
-LARGE = 1 << 20  # from here on Gloo is to be beaten by the target
-LIMIT_FROM = 64 << 20  # from here on the rates are to be reached
-GEMM_BYTES = 256 << 20  # of the broadcast beside the products
+LARGE = 1 << 20  # from this size on Isthmus is to beat Gloo by the target
+LIMIT_FROM = 64 << 20  # from this size on the limits' rates are to be reached
+GEMM_BYTES = 256 << 20  # the size of the broadcast beside the matrix products
 COPY_BYTES = 256 << 20
-PATIENCE_S = 120.0  # for a call
+PATIENCE_S = 120.0  # how long a call may take
 Call = Callable[[], object]
 
 
 class Device:
-    """What is asked of torch's accelerator, whichever it is."""
+    """The calls of torch's accelerator that this program needs, for any accelerator."""
 
     def __init__(self, vendor: str) -> None:
         import torch

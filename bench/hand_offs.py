@@ -10,8 +10,8 @@ An all_reduce of 8 bytes between two ranks that work on devices goes from hand t
     the rank opens the gate                              the queue looks at it for a moment, then naps
     the device says that the result is in its memory     the rank looks again and again, then naps
 
-Here two processes pass a counter to and fro as often, and wait for it in these ways. Neither Isthmus nor a simulated device
-is in it. Python's own steps are, a microsecond or so for each hand-off.
+Here two processes pass a counter to and fro as often, and wait for the counter in these ways. Neither Isthmus nor a
+simulated device takes part. Python's own steps are in the time: about a microsecond for each hand-off.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ import traceback
 HAND_OFFS = ("asleep", "device", "rank", "gate", "device")
 WOKEN = ("asleep", "rank")  # the others wait for words that devices write and read, which wake nobody
 LOOKS_NS = 100_000  # how long a rank looks before it sleeps: ISTHMUS_SPIN_US
-LOOKS = 200  # of a queue at a gate, before it naps
-NAP_S = 30e-6  # of a rank and of a queue: the first of their naps, which grow only where a wait is long
-PAUSE_S = 200e-6  # before a round, so that the queue is asleep
+LOOKS = 200  # how often a queue looks at a gate before the queue naps
+NAP_S = 30e-6  # the first nap of a rank and of a queue; naps grow only where a wait is long
+PAUSE_S = 200e-6  # the pause before a round, so that the queue is asleep
 SLEEP_NS, PATIENCE_NS = 100_000_000, 20_000_000_000
 FUTEX = {"x86_64": 202, "aarch64": 98}  # the number of the system call
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
@@ -45,7 +45,7 @@ class Timespec(ctypes.Structure):
 
 
 class Counter:
-    """A number that two processes share. It only rises, and one of them at a time may raise it."""
+    """A number that two processes share. The number only rises, and only one process at a time may raise the number."""
 
     def __init__(self) -> None:
         self.number = FUTEX[platform.machine()]
@@ -91,7 +91,7 @@ def rounds_of(counter: Counter, ends: ctypes.Array[ctypes.c_int64], side: int) -
                 counter.give(base + i + 1, how)
             else:
                 counter.wait(base + i + 1, how)
-        back = base + len(HAND_OFFS) + 1  # one more, without the clock: the next round begins where this one did
+        back = base + len(HAND_OFFS) + 1  # one more hand-off, which is not timed: each round begins at the same side
         if side == 1:
             ends[number] = time.monotonic_ns()  # one clock serves both
             counter.give(back, "asleep")
@@ -105,7 +105,8 @@ def measure(rounds: int) -> list[float]:
     """Seconds of each round. Starts the other process itself."""
     counter = Counter()
     ends = (ctypes.c_int64 * rounds).from_buffer(mmap.mmap(-1, 8 * rounds))
-    # As for a rehearsal's queues: a nap is as long as it says, and not 50 us longer. The other process inherits it.
+    # The kernel's timer slack would make a nap 50 us longer. A rehearsal's queues have no slack either. The other process
+    # inherits the setting.
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1000))
     other = os.fork()
     if other == 0:

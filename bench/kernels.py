@@ -2,13 +2,17 @@
 
     python bench/kernels.py            # some minutes on a quiet machine; libbenchmark-dev and a build with tests (make test)
 
-It runs reduce_bench (kernels/) once: sums of two arrays into a third, one thread, in sizes that lie in a cache and in one
-that lies in memory, and copies of the same sizes, all in random turns. Each figure is the median of the repetitions.
+The program runs reduce_bench (kernels/) once, on one thread. reduce_bench sums two arrays into a third, and copies arrays of
+the same sizes, all in random turns. Two sizes lie in a cache, and one lies in memory. Each figure is the median of the
+repetitions.
 
-In a cache a type is measured by float32's elements a second, with the same instructions; the target is for the set that
-Isthmus takes on this processor. In memory it is measured by the fastest copy of the same run: bytes a second that are read
-and written, three for a sum and two for a copy. Stores through the caches read the line that they write as well, which
-nobody counts, so a sum that is as fast as memory is shows less than a copy past the caches; each copy is listed.
+- In a cache a type is compared with float32's elements a second, with the same instructions. The target is for the
+  instruction set that Isthmus takes on this processor.
+- In memory a type is compared with the fastest copy of the same run. The measure is bytes a second that are read and
+  written: three for a sum, two for a copy.
+
+A store through the caches also reads the line that it writes. These bytes are not counted. So a sum at the full rate of the
+memory shows less than a copy past the caches. Each copy is listed.
 """
 
 from __future__ import annotations

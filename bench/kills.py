@@ -5,13 +5,22 @@
 Each time four ranks run collectives without end, small or large, in shared memory or over TCP between two islands. One clock
 (CLOCK_MONOTONIC) serves all. A rank that blames anybody but the victim ends the run.
 
-A kill: a random rank that has two sleeping forked children (as a DataLoader's workers are) gets SIGKILL at a random time.
-What counts is the time from the signal to the error on each of the others.
+A kill: a random rank gets SIGKILL at a random time. The rank has two sleeping forked children, as a DataLoader's workers
+are. The figure is the time from the signal to the error on each other rank.
 
-A stop: a random rank gets SIGSTOP, and every operation has a timeout of one second. The operation that fails may have been
-submitted before the signal or after it, and its deadline runs from there. So what counts is the time from the submission of
-the failing operation, on the rank that reports it, to the error, less the timeout: how late the error is. It may be a little
-below zero, where another rank submitted the operation first and its deadline ended it for all.
+    victim      SIGKILL
+    others         |<------------ the figure ------------>| PeerLostError
+
+A stop: a random rank gets SIGSTOP. Every operation has a timeout of one second. The failing operation may have been
+submitted before or after the signal, and its deadline runs from its submission. So the figure is how late the error is after
+the deadline:
+
+    victim                   SIGSTOP
+    other rank  submits         |        deadline          error
+                   |<------- 1 s ---------->|<- the figure ->|
+
+The figure may be a little below zero: another rank may have submitted the operation first, and the deadline there ended the
+operation for all.
 """
 
 from __future__ import annotations

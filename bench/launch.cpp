@@ -21,7 +21,7 @@
 namespace isthmus::bench {
 namespace {
 
-constexpr int kGraceSeconds = 15;  // the library names a lost peer within its own bound, which is far below
+constexpr int kGraceSeconds = 15;  // the library names a lost peer in far less time
 
 std::string env(const char *name) {
   const char *value = std::getenv(name);
@@ -109,7 +109,7 @@ int run_processes(const Options &options, int processes) {
   sigset_t watched, previous;
   sigemptyset(&watched);
   for (const int s : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&watched, s);
-  signal(SIGCHLD, SIG_DFL);  // an inherited "ignore" would reap the ranks behind our back
+  signal(SIGCHLD, SIG_DFL);  // with an inherited "ignore" the kernel would reap the ranks before this program does
   sigprocmask(SIG_BLOCK, &watched, &previous);
   const std::string address = free_loopback_address(), key = random_key();
   if (env("ISTHMUS_JOB_KEY").empty()) setenv("ISTHMUS_JOB_KEY", key.c_str(), 1);

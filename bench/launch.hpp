@@ -1,4 +1,4 @@
-// How the ranks come to be: started here as processes, or found in a launcher's environment.
+// How the ranks begin: this program starts them as processes, or a launcher's environment names them.
 #pragma once
 
 #include <string>
@@ -13,18 +13,19 @@ struct Place {
   std::string how;      // "torchrun", "mpirun", ...; empty: no launcher
 };
 
-// torchrun, Open MPI, MPICH or Slurm, from the environment. Throws std::runtime_error where it does not tell enough.
+// This rank's place as torchrun, Open MPI, MPICH or Slurm says it in the environment. Throws std::runtime_error where the
+// environment does not say enough.
 Place find_launcher();
 
-// The calling thread keeps to one of the processors that it may use, a different one for each rank of this machine. False, and nothing
-// done, where there are fewer than ranks.
+// Binds the calling thread to one of the processors that it may use, another one for each rank of this machine. False, and
+// no binding, where there are fewer processors than ranks.
 bool bind_to_processor(int rank, int ranks) noexcept;
 
-// "127.0.0.1:port" with a port that was free a moment ago.
+// "127.0.0.1:port". The port was free a moment ago.
 std::string free_loopback_address();
 
-// Starts this program `processes` times with --process i/N and waits for all. When one fails, the others get some seconds to
-// notice and are then killed. Returns the first failure's exit status, or 0.
+// Starts this program `processes` times with --process i/N, and waits for all processes. When one process fails, the others
+// get 15 s to notice, and are then killed. Returns the first failure's exit status, or 0.
 int run_processes(const Options &options, int processes);
 
 }  // namespace isthmus::bench

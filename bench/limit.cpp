@@ -44,17 +44,17 @@ __attribute__((noinline)) void add_streaming(float *c, const float *a, const flo
   _mm_sfence();
 }
 #else
-constexpr auto add_streaming = add;  // no portable streaming store: the plain kernel stands for it
+constexpr auto add_streaming = add;  // there is no portable streaming store: the plain kernel stands in its place
 #endif
 
 constexpr size_t kSlot = 256 << 10, kSlots = 8;  // together no less than most second-level caches
 constexpr int kMostRanks = 256;
 
-struct Shared {  // of the processes of --limit
+struct Shared {  // the memory that the processes of --limit share
   std::atomic<int> arrived{0}, generation{0};
   std::atomic<bool> again{false};  // rank 0's word
   double rates[kMostRanks][kKernels];
-  double handover[kMostRanks], latency[kMostRanks];  // seconds: of a slot written and one read; of one way of a ping-pong
+  double handover[kMostRanks], latency[kMostRanks];  // seconds: to write a slot and read one; for one way of a ping-pong
   double slowest[kMostRanks];                        // the slowest of several such ways
   struct alignas(128) SubmitLock {
     std::atomic<uint64_t> count{0};
@@ -90,8 +90,9 @@ uint64_t sum_of(const std::byte *data, size_t bytes) {
   return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
 }
 
-// Every rank writes a slot of its own and reads the next rank's, all at once: what shared memory passes from core to core, with
-// nothing else to do. Cores that share no cache (two dies, two sockets) pass far less than the memory rate.
+// Seconds for a slot that passes from core to core through shared memory, without other work. Every rank writes a slot of
+// its own and reads the next rank's slot, all ranks at once. Cores that share no cache (two dies, two sockets) pass far less
+// than the memory rate.
 double hand_over(Shared &s, Shared::Slots *slots, int rank, int ranks, const std::vector<std::byte> &source) {
   constexpr uint64_t kPieces = 128;
   const int next = (rank + 1) % ranks;
@@ -99,7 +100,8 @@ double hand_over(Shared &s, Shared::Slots *slots, int rank, int ranks, const std
   line_up(s, ranks);
   const double start = now_seconds();
   for (uint64_t i = 0; i < kPieces; ++i) {
-    // The rank before has published piece i - 1, after it had read our piece i - 2: more than the slots need.
+    // Waits until the rank before has published piece i - 1. That rank had read this rank's piece i - 2 by then, which is
+    // more than the slots need.
     wait_for(s.turns[(rank + ranks - 1) % ranks].count, base + i);
     std::memcpy(slots[rank].data[i % kSlots], source.data(), kSlot);
     s.turns[rank].count.store(base + i + 1, std::memory_order_release);
@@ -169,7 +171,7 @@ int print_memory_limit(int ranks, size_t bytes) {
   auto *slots = reinterpret_cast<Shared::Slots *>(static_cast<std::byte *>(page) + slots_at);
   std::vector<pid_t> children;
   const auto work = [&](int rank) {
-    bind_to_processor(rank, ranks);  // as those whose limit it is
+    bind_to_processor(rank, ranks);  // bound like the ranks whose limit is measured
     std::vector<double> ways;
     MemoryProbe probe(bytes);
     const std::vector<std::byte> source(kSlot, std::byte{1});
@@ -230,7 +232,7 @@ std::vector<double> hand_over_rates(double seconds) {
   std::vector<double> rates;
   const pid_t child = fork();
   if (child < 0) throw std::runtime_error("shared memory: fork failed");
-  if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);  // it would wait for ever for a parent that was killed
+  if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);  // the child would wait for ever for a parent that was killed
   const int rank = child == 0 ? 1 : 0;
   hand_over(*shared, slots, rank, kRanks, source);  // touches the pages
   const double start = now_seconds();

@@ -1,5 +1,5 @@
-// What this machine can do, measured in the same run: the memory rate of STREAM-like kernels that all ranks run at once, and
-// a raw exchange over one TCP connection. Nothing here uses the library.
+// The limits of this machine, measured in the same run: the memory rate of STREAM-like kernels that all ranks run at once,
+// and a raw exchange over one TCP connection. Nothing here uses the library.
 #pragma once
 
 #include <array>
@@ -12,31 +12,32 @@ namespace isthmus::bench {
 
 double now_seconds();
 
-// Bytes a second as STREAM counts them (every read and every write once; the write-allocate traffic of plain stores is not
-// counted, so kernels with streaming stores show more).
+// The kernels. Their bytes a second are counted as in STREAM: every read and every write once. A plain store also reads the
+// line that it writes, and these bytes are not counted. So kernels with streaming stores show more.
 enum class Kernel { Add, Copy, AddStreaming, Count };
 inline constexpr size_t kKernels = static_cast<size_t>(Kernel::Count);
 using MemoryRates = std::array<double, kKernels>;
 const char *kernel_name(Kernel k);
 
-// Buffers for one rank's share of the measurement; `bytes` is the footprint of all three arrays together.
+// The buffers of one rank's share of the measurement. `bytes` is the size of all three arrays together.
 class MemoryProbe {
  public:
   explicit MemoryProbe(size_t bytes);
-  // Runs every kernel for about `seconds` each, this rank's rates. The caller lines the ranks up before each call.
+  // Runs the kernel for about `seconds`, and returns this rank's rate. The caller lines the ranks up before each call.
   double run(Kernel k, double seconds);
 
  private:
   std::vector<float> a_, b_, c_;
 };
 
-// One variant of a full-duplex exchange: both sides send and receive the whole message at once on one thread each.
+// One variant of a full-duplex exchange: both sides send and receive the whole message at once, on one thread each. piece:
+// bytes of one call. small_target: the side receives into one reused window of 256 KiB, and not into the whole buffer.
 struct Variant {
   size_t piece;
   bool small_target;
-};  // bytes a call; receive into one reused 256 KiB window, or the whole buffer
+};
 std::array<Variant, 10> variants(size_t bytes);
-// Both ends call it with the same arguments; returns this end's seconds. Throws std::runtime_error.
+// Both ends call exchange() with the same arguments. Returns this end's seconds. Throws std::runtime_error.
 double exchange(int fd, const std::byte *send, std::byte *recv, size_t bytes, Variant v);
 // One message there and one back; `spin` polls instead of sleeping. Returns seconds, the median of `rounds`.
 double ping_pong(int fd, size_t bytes, int rounds, bool first, bool spin);
@@ -53,8 +54,9 @@ int listen_loopback(uint16_t &port);
 int accept_one(int listener);
 int connect_loopback(uint16_t port);
 
-// Rates in bytes a second, one for each repetition: at least kLeastRepetitions, and more until `seconds` have passed. Both start the second
-// process themselves, which must not have threads. Throw std::runtime_error.
+// Rates in bytes a second, one for each repetition. There are at least kLeastRepetitions, and more until `seconds` have
+// passed. Both functions fork the second process, so the calling process must have no other threads. Both throw
+// std::runtime_error.
 inline constexpr int kLeastRepetitions = 5, kMostRepetitions = 101;
 std::vector<double> hand_over_rates(double seconds);  // between two processes through shared memory, each way
 std::vector<double> loopback_rates(double seconds);   // over one TCP connection, each way

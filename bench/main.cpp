@@ -91,7 +91,8 @@ int run_rank(const Options &o, const Place &place, int thread) {
   options.timeout = o.timeout;
   check(isthmus_init(&options, &s.comm), "init");
 
-  // As mpirun binds: two ranks that poll on one processor would time the scheduler. The library's own threads, made by now, stay free.
+  // Binds the thread as mpirun does: two ranks that poll on one processor would time the scheduler. The library's own
+  // threads exist by now, and stay free.
   const bool bound = o.bind && place.how.empty() && bind_to_processor(s.rank, s.world);
   int status = 0;
   describe_ranks(s, label);

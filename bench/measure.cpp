@@ -14,9 +14,9 @@
 namespace isthmus::bench {
 namespace {
 
-constexpr double kRowSeconds = 0.05;             // time of a row where -n does not say the iterations
-constexpr double kStampsCost = 20e-6;            // above this the two clock reads of an iteration do not show
-constexpr size_t kSmallestFootprint = 64 << 10;  // below it latency decides, and no rate is a limit
+constexpr double kRowSeconds = 0.05;             // how long a row takes without -n, the number of iterations
+constexpr double kStampsCost = 20e-6;            // an iteration that is longer hides its two reads of the clock
+constexpr size_t kSmallestFootprint = 64 << 10;  // below this size latency decides, and no rate is a limit
 constexpr double kGuard = 20877.125;
 
 double hash_text(const std::string &text) { return static_cast<double>(std::hash<std::string>{}(text) >> 12); }
@@ -44,7 +44,8 @@ void once(const Session &s, const Task &task, bool in_place) {
   if (o.blocking == 1) barrier(s);
 }
 
-// A barrier is wrong when one rank left before another had come. The ranks come late in turn. Needs one clock for all.
+// 1 where a rank left the barrier before another rank had come, else 0. The ranks come late in turn. All ranks need one
+// clock.
 double wrong_barriers(const Session &s, int iteration) {
   barrier(s);
   if (iteration % s.world == s.rank) usleep(300);

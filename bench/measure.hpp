@@ -20,7 +20,7 @@ struct Session {
   int islands = 1;
 };
 
-// Every rank's `mine`, rank after rank. Throws LibraryError where the library garbled it.
+// Every rank's `mine`, rank after rank. Throws LibraryError where the library garbled the values.
 std::vector<double> gather(const Session &s, const std::vector<double> &mine);
 void barrier(const Session &s);
 void describe_ranks(Session &s, const std::string &label);  // fills one_host, island, islands
@@ -37,8 +37,9 @@ struct Timing {
   double limit() const { return limit_rate > 0 ? limit_bytes / limit_rate : 0; }
 };
 
-// --steady: system calls (but futex and sched_yield) and allocations of all ranks' calling threads over the row's
-// iterations, and the allocations of their processes' other threads.
+// For --steady, over the row's iterations:
+// - the system calls of all ranks' calling threads, without futex and sched_yield;
+// - the allocations of these threads, and those of their processes' other threads.
 struct Steady {
   int iterations;
   double system_calls, allocations, allocations_elsewhere;
@@ -48,7 +49,7 @@ Steady count_steady(const Session &s, const Task &task, bool in_place);
 
 Timing measure(const Session &s, const Task &task, bool in_place);
 
-// Measures each limit once and remembers it.
+// Measures each limit once, and remembers the limit.
 class Limits {
  public:
   explicit Limits(const Session &s) : session_(s) {}

@@ -14,7 +14,7 @@ std::string letters(std::string_view text) {
   return out;
 }
 
-// How many letters must be changed, added or left out.
+// The number of letters that must be changed, added or left out to make one text of the other.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});

@@ -75,7 +75,7 @@ void refuse_foreign(const std::array<std::string, std::size(kForeign)> &given) {
   }
 }
 
-// What nobody takes, in the order in which it was given, with what it may have meant.
+// Refuses the words that no flag takes, in the order in which they were given, with the flag that the user may have meant.
 void refuse_rest(const CLI::App &app) {
   const std::vector<std::string> rest = app.remaining();
   if (rest.empty()) return;
@@ -146,7 +146,7 @@ std::optional<Options> parse_options(int argc, char **argv, int &status) {
   std::string min_bytes, max_bytes, step_bytes;
   int parallel_init = 0, per_thread = 1;
   std::array<std::string, std::size(kForeign)> foreign;
-  app.allow_extras();  // they are told of below
+  app.allow_extras();  // refuse_rest() tells of them
   app.set_version_flag("--version", [] { return std::string("isthmus-bench ") + isthmus_version(); });
   app.add_option("collective", name,
                  "all_reduce, reduce, broadcast, all_gather, all_gather_v, reduce_scatter, all_to_all, "

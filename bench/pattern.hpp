@@ -1,5 +1,6 @@
-// What the ranks send, and what they must receive: a deterministic pattern for each rank and its exact reduction, computed
-// here without the library. The pattern repeats after a prime number of elements, so a block in the wrong place shows.
+// The values that the ranks send, and the values that they must receive. Each rank has a deterministic pattern. The exact
+// reduction is computed here without the library. The pattern repeats after a prime number of elements. So a block in the
+// wrong place shows.
 #pragma once
 
 #include <isthmus/isthmus.h>
@@ -19,8 +20,8 @@ struct Period {
 
 class Pattern {
  public:
-  // With an operation the values are small integers whose reduction over `world` ranks is exact (or rounded once, for AVG);
-  // without one they are arbitrary bits, which must arrive as they were sent.
+  // With an operation the values are small integers. Their reduction over `world` ranks is exact, or rounded once for AVG.
+  // Without an operation the values are arbitrary bits, which must arrive unchanged.
   Pattern(isthmus_dtype dtype, std::optional<isthmus_redop> op, int world, uint64_t seed);
   const Period &of(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
   const Period &result() const { return result_; }
@@ -33,7 +34,8 @@ class Pattern {
 // This rank's factor for PREMUL_SUM.
 double premul_scale(int rank);
 
-// Writes, or counts the elements that differ from, `count` elements of the pattern from element `offset` on.
+// The first writes `count` elements of the pattern, from element `offset` on. The second counts the elements that differ
+// from these.
 void fill(void *destination, const Period &period, uint64_t offset, uint64_t count);
 uint64_t wrong(const void *data, const Period &period, uint64_t offset, uint64_t count);
 

@@ -1,12 +1,12 @@
 """One rank of the comparison. `peers.py` starts it under mpirun; every rank holds all contenders and times them in turn.
 
-In each round every contender runs one block of the same work on the same buffers, with a barrier before it, so whatever
-else the machine does meets all alike. The order moves on by one from round to round. No contender has a thread that polls
-while another is timed: Open MPI progresses inside its calls, Gloo's and Isthmus' threads sleep.
+In each round every contender runs one block of the same work on the same buffers, behind a barrier. The order moves on by
+one from round to round. So other work of the machine meets all contenders alike. No contender has a thread that polls while
+another contender is timed: Open MPI progresses inside its calls, and Gloo's and Isthmus' threads sleep.
 
-From 64 KiB up every rank writes what it is about to send before each call, as a program does that has something to say. Else
-who reads the sender's memory itself (Open MPI, by process_vm_readv) finds it in the reader's cache from the call before, and
-nothing goes from core to core. After the writing the ranks meet in a barrier; only the call is timed.
+From 64 KiB up every rank writes its message anew before each call, as a program does. Without the writing, a library that
+reads the sender's memory itself (Open MPI, by process_vm_readv) would find the message in the reader's cache from the call
+before, and nothing would go from core to core. After the writing the ranks meet in a barrier. Only the call is timed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ WRITTEN_FROM = 64 << 10  # messages from here on are written anew before every c
 
 
 class Buffers:
-    """Arrays of one row: `block` is a rank's share, `whole` what all ranks have together, `parts` the same in separate
-    arrays, as lists of tensors are; those with `_out` receive."""
+    """Arrays of one row: `block` is a rank's share, `whole` all ranks' shares, `parts` these shares in separate arrays, as
+    in lists of tensors. The arrays with `_out` receive."""
 
     def __init__(self, collective: str, nbytes: int, world: int) -> None:
         total = nbytes // 4

@@ -1,4 +1,5 @@
-// The raw TCP exchange: what one connection between two processes can do with nothing above it.
+// The raw TCP exchange: the rate and the latency of one connection between two processes, without anything above the
+// connection.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -60,7 +61,7 @@ void recv_all(int fd, std::byte *p, size_t n, bool spin) {
   }
 }
 
-void meet(int fd) {  // both ends have arrived
+void meet(int fd) {  // returns when both ends have arrived
   std::byte token{1};
   send_all(fd, &token, 1);
   recv_all(fd, &token, 1, false);
@@ -175,7 +176,7 @@ std::vector<double> loopback_rates(double seconds) {
   const pid_t child = fork();
   if (child < 0) broken("fork");
   const int fd = child == 0 ? connect_loopback(port) : accept_one(listener);
-  // The best way of calling the system, found by a first round, is what is measured.
+  // A first round finds the best way of calling the system. That way is measured.
   const Variant best = raw_rate(fd, kBytes, 1).best;
   Variant agreed = best;
   if (child == 0) recv_all(fd, reinterpret_cast<std::byte *>(&agreed), sizeof agreed, false);

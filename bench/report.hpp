@@ -1,4 +1,4 @@
-// What the bench prints and writes: nccl-tests' table, our second table on comment lines, and the two JSON forms.
+// The output of the bench: nccl-tests' table, the bench's own second table on comment lines, and the two forms of JSON.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace isthmus::bench {
 struct RankLine {
   int rank, process_id;
   std::string host, island;
-  std::string device;  // that the rank works on, whose memory is not measured; empty: none
+  std::string device;  // the device that the rank works on, whose memory is not measured; empty: there is none
 };
 
 struct Row {

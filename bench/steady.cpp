@@ -1,6 +1,11 @@
-// System calls are seen with a seccomp filter: whatever is not futex or sched_yield raises SIGSYS, whose handler counts it
-// and issues it again from one known instruction, which the filter lets pass. Allocations are seen by standing before the C
-// library's functions.
+// A seccomp filter shows the system calls:
+//
+//   thread                       kernel                            handler of SIGSYS
+//   a system call       -------> filter: not futex, sched_yield
+//                                raises SIGSYS            -------> counts the call
+//                                filter: lets pass        <------- issues the call again, from one known instruction
+//
+// Functions of this program stand before the C library's allocation functions, and count the allocations.
 #include "steady.hpp"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-// What the calling thread asks of the system while operations run: system calls other than futex and sched_yield, and heap
-// allocations of the whole process. For `isthmus-bench --steady`.
+// Counts, for `isthmus-bench --steady`, while operations run: the calling thread's system calls other than futex and
+// sched_yield, and the heap allocations of the whole process.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct SteadyCounts {
 
 // False where the processor, the kernel or a sanitizer does not let calls be counted.
 bool steady_supported();
-// Between the two, the calling thread's calls are counted. The first start installs a filter that stays for the life of the
-// thread, and makes its later system calls slow. Throws std::runtime_error.
+// The calling thread's calls are counted between the two functions. The first start installs a filter, which stays as long
+// as the thread lives, and makes the thread's later system calls slow. Throws std::runtime_error.
 void steady_start();
 SteadyCounts steady_stop();
 

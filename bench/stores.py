@@ -2,11 +2,16 @@
 
     python bench/stores.py            # some minutes on a quiet machine with two processors or more
 
-Where two ranks run decides how data passes between them, and on a virtual machine that changes by itself. So runs are
-short and many: a round times each collective with stores through the caches, past them, and as measured (auto), in an order
-that moves on. Before and after stands the time in which one cache line changes owner (isthmus-bench --limit, nine times).
-Where it is always below NEAR_NS, the processors share a cache; where it is always above FAR_NS, they share none; the rest is
-left out, so what counts changed its place only if it changed back.
+The places of two ranks decide how data passes between them. On a virtual machine these places change by themselves. So the
+runs are short and many:
+
+1. The time in which one cache line changes its owner is measured (isthmus-bench --limit, nine times).
+2. Each collective is timed with stores through the caches, with stores past them, and as measured (auto). The order moves on
+   from round to round.
+3. The time of step 1 is measured again.
+
+Where the time is always below NEAR_NS, the processors share a cache. Where the time is always above FAR_NS, they share none.
+Other rounds are left out. So a round that counts changed its place only if it changed back.
 """
 
 from __future__ import annotations

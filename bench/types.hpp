@@ -1,4 +1,5 @@
-// Names of element types and operations as nccl-tests prints them, and which combinations have a meaning (isthmus.h).
+// The names of element types and operations, as nccl-tests prints them, and the combinations that have a meaning
+// (isthmus.h).
 #pragma once
 
 #include <isthmus/isthmus.h>

@@ -24,7 +24,7 @@ with isthmus.init(settings={"DEVICE": f"cuda:{number}"}) as comm:
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         x = cupy.full(1_000_000, comm.rank + 1, cupy.float32)
-        # The sum begins behind the fill, and what comes next on the stream runs behind the sum. The host waits for neither.
+        # The sum begins behind the fill. Later work on the stream runs behind the sum. The host waits for neither.
         comm.all_reduce(x, stream=stream.ptr)
         total = float((x / comm.size).mean())
     assert total == (comm.size + 1) / 2

@@ -1,4 +1,4 @@
-"""Fully sharded data parallel (FSDP2): every rank has a part of each parameter, and the whole only while it is needed.
+"""Fully sharded data parallel (FSDP2): each rank has a part of every parameter, and gathers a whole one only for its use.
 
     torchrun --standalone --nproc-per-node 2 examples/fsdp2.py
 

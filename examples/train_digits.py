@@ -3,10 +3,11 @@
     isthmus rehearse --fleet nvidia:2,amd:1,cpu:1 -- python examples/train_digits.py --device auto        (or: make demo)
     torchrun --standalone --nproc-per-node 4 examples/train_digits.py --islands 2
 
-With `--device auto` each rank computes on the device that its process has, real or rehearsed, and on the CPU where it has
-none: all of them in one group. A rank whose tensors are not on the device that Isthmus works on ends the program. With
-`--islands 2` the first half of the ranks is the island "east" and the rest "west", as if they were two sites, with TCP
-between them. The digits are those inside scikit-learn: nothing is downloaded.
+With `--device auto` each rank computes on the device of its process, real or rehearsed. A rank without a device computes on
+the CPU. All ranks are one group. A rank whose tensors are not on the device that Isthmus works on ends the program.
+
+With `--islands 2` the first half of the ranks is the island "east" and the rest is "west". TCP joins the two, as if they
+were two sites. The digits are those inside scikit-learn: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def network() -> nn.Module:
 
 
 def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Of the whole held-out set; each rank tests its share."""
+    """The accuracy on the whole held-out set. Each rank tests its share."""
     rank, world = dist.get_rank(), dist.get_world_size()
     with torch.no_grad():
         right = (model(x[rank::world]).argmax(1) == y[rank::world]).sum()
@@ -76,7 +77,7 @@ def device_of(choice: str) -> torch.device:
 
 
 def expect_at(place: str, what: str, *tensors: torch.Tensor) -> None:
-    """Ends the program where one is on the CPU and `place`, in Isthmus' words, is a device; or the other way round."""
+    """Ends the program where only one is the CPU: the tensors' place, or `place`, the one that Isthmus works on."""
     for tensor in tensors:
         if (tensor.device.type == "cpu") != (place == "host"):
             raise SystemExit(f"rank {dist.get_rank()} works on {place}, and its {what} are on {tensor.device}")
@@ -151,7 +152,8 @@ def main() -> int:
     device = device_of(options.device)
     dist.init_process_group("isthmus")
 
-    # Isthmus says itself what it works on for this rank. Tensors of the CPU would do there, too, and the device stand idle.
+    # Isthmus says on which device it works for this rank. Tensors of the CPU would work there too, and the device would
+    # stand idle.
     place = isthmus.torch.topology()["ranks"][dist.get_rank()]["device"] if options.device == "auto" else "host"
     digits = tuple(part.to(device) for part in data())
     torch.manual_seed(0)

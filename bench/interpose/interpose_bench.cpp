@@ -1,8 +1,10 @@
-// What a front door adds to a call: calls of a library that does nothing, made by address (bare) and through the door, in turns.
+// What a front door adds to a call: calls of a library that does nothing, made by address (bare) and through the door, in
+// turns.
 //   build/release/bench/interpose/interpose_bench            the NCCL and HCCL doors, in front of a library that does nothing
 //   build/release/bench/interpose/interpose_bench LIBRARY    in front of this one, ncclGetVersion alone
-// Prints the median of the batches, in nanoseconds a call. The door's bridge is open, as it is in a program that has made a communicator.
-// (alias) is the handle of an init that did not block: it is Isthmus', and another name of the library's.
+// Prints the median of the batches, in nanoseconds a call. The door's bridge is open, as it is in a program that has made a
+// communicator. (alias) is the handle of an init that did not block: a handle of Isthmus', which stands for the library's
+// own handle.
 #include <dlfcn.h>
 #include <sys/utsname.h>
 #include <unistd.h>

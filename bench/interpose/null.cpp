@@ -1,4 +1,5 @@
-// An NCCL and an HCCL that do nothing, so that only the way to them costs time, and what the bridge wants of a driver.
+// An NCCL and an HCCL that do nothing, so that only the way to them costs time. Also the functions that the bridge wants of
+// a driver.
 #include <cstddef>
 #include <cstdint>
 
@@ -31,7 +32,7 @@ EXPORT int ncclCommGetAsyncError(void *, int *state) {
   *state = 0;
   return 0;
 }
-// Who calls it with another's handle gets an invalid argument.
+// A call with another library's handle gets an invalid argument.
 EXPORT int ncclAllReduce(const void *, void *, size_t, int, int, void *comm, void *) {
   return comm == &by_id || comm == &by_config ? 0 : 4;
 }
@@ -47,7 +48,7 @@ EXPORT int HcclAllReduceGraphMode(void *, void *, uint64_t, int, int, const char
   return 0;
 }
 
-// Of the driver the bridge wants all of these, and calls the first two. No context is current.
+// The bridge wants all of these functions of the driver, and calls the first two. No context is current.
 EXPORT int cuCtxGetCurrent(void **context) {
   *context = nullptr;
   return 0;

@@ -17,8 +17,9 @@ using isthmus::DType;
 using isthmus::RedOp;
 namespace reduce = isthmus::reduce;
 
-// Whole pages, touched; contents 0, which every type adds without an assist. Placed one cache line further each, as buffers
-// of a program are: equal low address bits make some processors see dependencies where there are none.
+// Whole pages, touched, with contents 0, which every type adds without an assist of the processor. Each buffer lies one
+// cache line further than the one before, as buffers of a program may: equal low bits of addresses make some processors see
+// dependencies where there are none.
 class Memory {
  public:
   Memory(size_t bytes, size_t line) : bytes_(bytes + 4096) {
