@@ -24,16 +24,16 @@ namespace isthmus::device {
 namespace {
 
 constexpr uint64_t kQueue = 256;           // commands of a stream that may wait before its queue grows
-constexpr int64_t kNap = 50'000'000;       // longest sleep of a thread at a gate before it looks whether it was abandoned
+constexpr int64_t kNap = 50'000'000;       // longest sleep at a gate before the thread looks whether it was abandoned
 constexpr int64_t kLong = 60'000'000'000;  // longest sleep of a thread whose bell is rung for everything
 constexpr int64_t kForever = std::numeric_limits<int64_t>::max();
 constexpr int64_t kSpin = 20'000;               // before the first sleep
 constexpr int64_t kPatience = 2'000'000'000;    // how long the end of a stream waits for what was submitted
-constexpr int64_t kLastPatience = 200'000'000;  // and after that so long for the thread
+constexpr int64_t kLastPatience = 200'000'000;  // how long, after that, the end of a stream waits for the thread
 constexpr uint64_t kOpen = ~uint64_t{0};
 
-// The doorbell of all threads that wait for a counter. There is one for all, because a thread that sees a counter's value may end the counter
-// at once, and the bell is rung after that.
+// The doorbell of all threads that wait for a counter. There is one for all, because a thread that sees a counter's value
+// may end the counter at once, and the bell is rung after that.
 Doorbell the_bell;
 const InChild renews_bell([](void *) noexcept { new (&the_bell) Doorbell; });
 
@@ -85,7 +85,7 @@ struct Command {
   HostStream::Arguments arguments;
 };
 
-// What a stream shares with its thread. A thread that is left behind keeps it alive.
+// The part of a stream that the stream shares with its thread. A thread that is left behind keeps the part alive.
 struct CommandQueue {
   explicit CommandQueue(const char *stream_name) : name(stream_name) {}
   const char *name;

@@ -1,13 +1,18 @@
-"""Importing this leads what the process loads later to the vendor's front door: write it before `import torch`.
+"""Importing this module loads the vendor's front door, before the libraries that need it: write it before `import torch`.
 
 >>> import isthmus.interpose
 >>> import torch
 
-No variable is needed, and no device. The door is that of the library which the installed packages use (PyTorch's, CuPy's),
-else of what this machine has; ISTHMUS_INTERPOSE says it where there are several. With ISTHMUS_DISABLE=1 nothing is done.
-Where it comes too late it raises `isthmus.Error`: a library that is loaded already keeps its calls.
+No variable is needed, and no device. The door is chosen in this order:
 
-`door` is the file of the front door, None where it is switched off. The folder of this module holds the doors.
+1. ISTHMUS_INTERPOSE names the vendor's library.
+2. The installed packages (PyTorch, CuPy) use a vendor's library.
+3. This machine has a vendor's devices, or a vendor's library.
+
+With ISTHMUS_DISABLE=1 the import does nothing. An import that comes too late raises `isthmus.Error`, because a library that
+is loaded already keeps its calls.
+
+`door` is the file of the front door, or None where the door is switched off. The folder of this module holds the doors.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ def _mapped() -> list[tuple[Path, _elf.Elf]]:
     with open("/proc/self/maps") as maps:
         paths = dict.fromkeys(line.split(maxsplit=5)[5].rstrip("\n") for line in maps if line.count("/") > 0)
     for path in paths:
-        # Nothing else is opened: what is mapped may be a device.
+        # Only libraries are opened: other mapped files may be devices.
         if ".so" not in os.path.basename(path) or not os.path.isfile(path):
             continue
         try:

@@ -3,8 +3,8 @@
 >>> import isthmus.torch
 >>> torch.distributed.init_process_group("isthmus")
 
-The import only registers the name; where isthmus was installed by pip, torch does that by itself. `Options` goes to
-`init_process_group(pg_options=...)`; `topology`, `explain` and `dump` show what a group looks like from the inside.
+The import only registers the backend's name. Where pip installed isthmus, torch registers the name by itself. `Options` goes
+to `init_process_group(pg_options=...)`. `topology`, `explain` and `dump` show a group from the inside.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 
 
 def _name(group_id: str, ranks: list[int]) -> str:
-    """How errors call the group. Its ranks are numbered anew, so a subgroup says which ranks of the job it holds."""
+    """The group's name in errors. A subgroup numbers its ranks anew, so its name lists the ranks of the job in the group."""
     if not ranks:
         return "world"
     shown = ",".join(str(r) for r in ranks[:16]) + (",..." if len(ranks) > 16 else "")
@@ -58,17 +58,19 @@ def _name(group_id: str, ranks: list[int]) -> str:
 
 
 def _vendor() -> tuple[str, Any]:
-    """What Isthmus calls the devices that torch works on, and torch's module for them; None where it has none."""
+    """Isthmus' name for the devices that torch works on, and torch's module for these devices. No module: torch has none."""
     if torch.cuda.is_available():
         return "hip" if torch.version.hip else "cuda", torch.cuda
-    npu = getattr(torch, "npu", None)  # there once the program has imported torch_npu
+    npu = getattr(torch, "npu", None)  # torch has this module once the program has imported torch_npu
     return "acl", npu if npu is not None and npu.is_available() else None
 
 
 def _device(group_options: Options | None) -> str | None:
-    """The device that a rank works on where nothing was said: torch's current one if one was chosen, or the launcher's.
+    """The device that a rank works on, where neither the settings nor the environment name one. The first that applies:
 
-    A program that has not touched its devices so far, and was not started with one for each local rank, works on the host.
+    1. torch's current device, where the program has used or chosen a device.
+    2. The device of the launcher's local rank, where there is a device for each local rank.
+    3. None, which is the host. None also where the settings or the environment name a device.
     """
     said = group_options.settings if group_options is not None else ""
     names = (part.split("=")[0].strip().upper().removeprefix("ISTHMUS_") for part in said.split(";"))
@@ -87,7 +89,7 @@ def _device(group_options: Options | None) -> str | None:
 
 
 def _said(setting: str, group_options: Options | None) -> str:
-    """The setting, of the group's options or the environment."""
+    """The setting's value in the group's options, else in the environment."""
     said = [_os.environ.get(f"ISTHMUS_{setting}", "")]
     for part in (group_options.settings if group_options is not None else "").split(";"):
         name, _, value = part.partition("=")
@@ -97,18 +99,18 @@ def _said(setting: str, group_options: Options | None) -> str:
 
 
 def _timeout(given: _timedelta, group_options: Options | None) -> _timedelta:
-    """The program's; where that is torch's default ISTHMUS_TIMEOUT, of the group's options or the environment."""
+    """The program's timeout. Where that is torch's default: TIMEOUT of the group's options, or ISTHMUS_TIMEOUT, if given."""
     if given != dist.constants.default_pg_timeout:
         return given
     said = _said("TIMEOUT", group_options)
     try:
         return _timedelta(seconds=float(said)) if said else given
     except ValueError:
-        return given  # the library says what is wrong with it
+        return given  # the library reports the wrong value
 
 
 def create(options: Any, group_options: Options | None) -> Backend:
-    """What torch calls to make the backend of one group; `options` is its _DistributedBackendOptions."""
+    """Makes the backend of one group. torch calls this function. `options` is torch's _DistributedBackendOptions."""
     if group_options is not None and not isinstance(group_options, Options):
         raise TypeError(f"pg_options of an isthmus group must be isthmus.torch.Options, not {type(group_options).__name__}")
     ranks = list(options.global_ranks_in_group)
@@ -131,8 +133,10 @@ def create(options: Any, group_options: Options | None) -> Backend:
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> Backend:
-    """The backend object of a group; of the default group without an argument. Also under the wrapper of
-    TORCH_DISTRIBUTED_DEBUG=DETAIL, by which torch checks calls.
+    """The backend object of a group. Without an argument: of the default group.
+
+    With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps the backend to check calls. The result is the backend inside the wrapper.
+    Raises ValueError where there is no group, or the group's backend is not isthmus.
     """
     chosen = group if group is not None else dist.group.WORLD
     if chosen is None:
@@ -146,7 +150,7 @@ def backend_of(group: dist.ProcessGroup | None = None) -> Backend:
 
 
 def topology(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """Hosts, islands, ranks and links of the group."""
+    """The hosts, islands, ranks and links of the group."""
     found: dict[str, Any] = _json.loads(backend_of(group).topology())
     return found
 
@@ -161,7 +165,10 @@ def explain(
     root: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> dict[str, Any]:
-    """This rank's plan for `nbytes` bytes or `count` elements, counted as in isthmus.h; the key "text" is for reading."""
+    """This rank's plan for a collective of `nbytes` bytes, or of `count` elements. The key "text" is for reading.
+
+    The size is counted as in isthmus.h. Not collective. Raises ValueError for a wrong size.
+    """
     if (nbytes is None) == (count is None):
         raise ValueError("explain: give nbytes= or count=")
     if count is None:
@@ -183,7 +190,7 @@ def dump(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
 def flight_record() -> dict[str, Any]:
     """The last collectives of all isthmus groups of this process, in the format of PyTorch's flight recorder.
 
-    Sends and receives are left out. `gloo:` in the names stands for CPU tensors: the analyser knows no name of ours.
+    Sends and receives are left out. `gloo:` in the names stands for CPU tensors: the analyser does not know isthmus.
     """
     groups = {}
     for group, name in dist.distributed_c10d._world.pg_names.items():
@@ -191,27 +198,29 @@ def flight_record() -> dict[str, Any]:
             try:
                 backend_of(group)
             except (ValueError, RuntimeError):
-                continue  # another library's
+                continue  # a group of another library
             groups[group] = name
     return _flight.record(dump, groups)
 
 
 def write_flight_record(folder: str | _os.PathLike[str], prefix: str = "rank_") -> _Path:
-    """Writes this process's record to `<folder>/<prefix><global rank>`, also after an error; returns the path.
+    """Writes this process's record to `<folder>/<prefix><global rank>`, also after an error. Returns the path.
 
-    With the files of all ranks in one folder, `torchfrtrace --prefix rank_ <folder>` says which rank did not join which
-    collective, and which ranks called different things.
+    1. Each rank writes its record into one folder.
+    2. `torchfrtrace --prefix rank_ <folder>` says which rank did not join which collective, and which ranks called different
+       collectives.
     """
     return _flight.write(flight_record(), folder, prefix)
 
 
 def context_stats() -> dict[str, Any]:
-    """Threads, descriptors, staging bytes, links and communicators of this process."""
+    """How much this process holds of each: threads, descriptors, staging bytes, links, communicators."""
     stats: dict[str, Any] = _json.loads(_torch.context_stats())
     return stats
 
 
 register()
-# While the interpreter is alive: futures and tensors may be Python objects. Each group waits 2 s at most for pending work.
+# The groups end while the interpreter is alive, because futures and tensors may be Python objects. Each group waits 2 s at
+# most for pending work.
 _atexit.register(_torch.shutdown_all)
-_atexit.register(_ending.linger)  # before that
+_atexit.register(_ending.linger)  # runs before shutdown_all(): atexit calls the last one registered first

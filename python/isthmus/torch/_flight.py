@@ -15,10 +15,11 @@ import torch.distributed as dist
 
 from isthmus import _core, _ending
 
-# The analyser knows a fixed list of libraries; Gloo is its one for CPU tensors. A group's description says who it was.
+# The analyser knows a fixed list of libraries. Gloo is the one for CPU tensors. A group's description names isthmus.
 _LIBRARY = "gloo"
 _VERSION = "2.10"  # of the format
-# What the analyser calls a collective, and how many blocks of the recorded size a rank puts in and gets out (0: one a rank).
+# The analyser's name of a collective, and how many blocks of the recorded size a rank puts in and gets out (0: one for each
+# rank).
 _KINDS: Mapping[str, tuple[str, int, int]] = {
     "all_reduce": ("all_reduce", 1, 1),
     "reduce": ("reduce", 1, 1),
@@ -46,7 +47,7 @@ _SIZES = {
 
 
 def _entries(found: Mapping[str, Any], name: str, description: str, now_ns: int) -> list[dict[str, Any]]:
-    """Collectives of one group. The recorder's clock is monotonic; `now_ns` is the wall clock's at its `now_us`."""
+    """The collectives of one group. The recorder's clock is monotonic. `now_ns` is the wall clock at its `now_us`."""
     entries = []
     for e in found["entries"]:
         if e["collective"] not in _KINDS:
