@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import check_layers  # noqa: E402
 
 BUILD = ROOT / "build" / "release"
+FACES = (*check_layers.FACES, check_layers.BESIDE)  # what stands on isthmus.h, and what stands beside the house
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,8 @@ BUILD = ROOT / "build" / "release"
         ("rehearsal", '#include "torch/backend.hpp"\n'),
         ("interpose", '#include "ccl/nccl_abi.hpp"\n'),
         ("interpose", "#include <nccl.h>\n"),
+        # Of base/ only the locks may be included anywhere.
+        *((face, f'#include "base/{header}.hpp"\n') for face in FACES for header in ("error", "own_thread", "doorbell")),
     ],
 )
 def test_a_wrong_include_is_a_breach(floor: str, text: str) -> None:
@@ -46,10 +49,23 @@ def test_a_wrong_include_is_a_breach(floor: str, text: str) -> None:
         ("interpose", '#include "abi.hpp"\n#include <dlfcn.h>\n#include <isthmus/isthmus.h>\n'),
         ("rehearsal", '#include "core/skin.hpp"\n#include "nccl/nccl_abi.hpp"\n'),
         ("rehearsal", '#include "core/machine.hpp"\n#include <torch/library.h>\n'),
+        *((face, f'#include "{header}"\n') for face in FACES for header in check_layers.ANYWHERE),
     ],
 )
 def test_a_right_include_is_none(floor: str, text: str) -> None:
     assert check_layers.check_includes("x.cpp", floor, text) == []
+
+
+@pytest.mark.parametrize("text", ['#include "base/error.hpp"\n', "#include <isthmus/isthmus.h>\n", "#include <fmt/format.h>\n"])
+def test_a_header_for_any_code_includes_the_standard_library_alone(text: str) -> None:
+    for header in check_layers.ANYWHERE:
+        assert len(check_layers.check_includes(f"csrc/{header}", "base", text)) == 1
+        assert check_layers.check_includes(f"csrc/{header}", "base", '#include <mutex>\n#include "base/spin_lock.hpp"\n') == []
+
+
+def test_the_build_shows_faces_the_headers_for_any_code() -> None:
+    shown = {file.name: file.resolve() for file in (BUILD / "floors" / "anywhere" / "base").iterdir()}
+    assert shown == {Path(header).name: ROOT / "csrc" / header for header in check_layers.ANYWHERE}
 
 
 def test_a_vendors_name_belongs_to_the_adapters() -> None:
@@ -63,11 +79,11 @@ def test_a_dependency_that_points_up_is_a_breach() -> None:
     assert check_layers.check_cmake("plan", "isthmus_floor(plan SOURCES a.cpp DEPENDS base topology)") == []
 
 
-def syntax(floor: str, tmp_path: Path, include: str) -> bool:
-    """Does a new file of `floor` with that include compile, with the flags of the floor's other files?"""
+def syntax(target: str, tmp_path: Path, include: str) -> bool:
+    """Does a new file of `target` with that include compile, with the flags of the target's other files?"""
     commands = json.loads((BUILD / "compile_commands.json").read_text())
     # Of the floor's own target: the kernels of reduce are compiled beside it, and see no floor but their own.
-    command = next(c for c in commands if f"/isthmus_{floor}.dir/" in c["command"])
+    command = next(c for c in commands if f"/{target}.dir/" in c["command"])
     source = tmp_path / "probe.cpp"
     source.write_text(f'#include "{include}"\n')
     words = [word for word in shlex.split(command["command"]) if "ccache" not in word]
@@ -76,14 +92,20 @@ def syntax(floor: str, tmp_path: Path, include: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("floor", "right", "wrong"),
+    ("target", "right", "wrong"),
     [
-        ("base", "base/error.hpp", "topology/topology.hpp"),
-        ("plan", "topology/topology.hpp", "net/wire.hpp"),
-        ("reduce", "base/dtype.hpp", "plan/plan.hpp"),
-        ("comm", "engine/operation.hpp", "isthmus/isthmus.h"),
+        ("isthmus_base", "base/error.hpp", "topology/topology.hpp"),
+        ("isthmus_plan", "topology/topology.hpp", "net/wire.hpp"),
+        ("isthmus_reduce", "base/dtype.hpp", "plan/plan.hpp"),
+        ("isthmus_comm", "engine/operation.hpp", "isthmus/isthmus.h"),
+        ("interpose_bridge", "base/lock.hpp", "base/error.hpp"),
+        ("_core", "base/lock.hpp", "base/error.hpp"),
+        ("_torch", "base/lock.hpp", "base/error.hpp"),
+        ("rehearsal", "base/lock.hpp", "base/error.hpp"),
+        ("rehearsal_nvidia_libcuda_so_1", "base/lock.hpp", "isthmus/isthmus.h"),
+        ("_torch_device", "base/lock.hpp", "base/error.hpp"),
     ],
 )
-def test_the_compiler_finds_only_the_floors_below(floor: str, right: str, wrong: str, tmp_path: Path) -> None:
-    assert syntax(floor, tmp_path, right)
-    assert not syntax(floor, tmp_path, wrong)
+def test_the_compiler_finds_only_what_a_target_may_include(target: str, right: str, wrong: str, tmp_path: Path) -> None:
+    assert syntax(target, tmp_path, right)
+    assert not syntax(target, tmp_path, wrong)
