@@ -2,8 +2,8 @@
 """Who may include whom (docs/architecture.md), and where a vendor may be named.
 
 The build enforces the order of the floors too: each sees only the floors it names (isthmus_floor). This check covers what
-the build cannot: that the names in CMake are the allowed ones, that faces use the public header and the locks alone, that vendors' names
-stay in the adapters. Prints one line a breach; exit status 1 if there is one.
+the build cannot: that the names in CMake are the allowed ones, that faces use the public header and the locks alone,
+that vendors' names stay in the adapters. Prints one line a breach; exit status 1 if there is one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ FACES = ("python", "torch", "interpose")  # they stand on isthmus.h alone, as an
 ADAPTERS = ("device", "ccl", "interpose")
 BESIDE = "rehearsal"  # simulated vendors: beside the house, and it shares no line with it but ANYWHERE's
 PUBLIC = "isthmus/isthmus.h"
-# Any code may include these, faces and the rehearsal too, so that clang checks their locks as it checks the library's. The headers
-# need the standard library alone, so who includes them links nothing. The target isthmus_locks of CMakeLists.txt shows no others.
+# Any code may include these, faces and the rehearsal too, so that clang checks their locks as it checks the library's. The
+# headers need the standard library alone, so who includes them links nothing. The target isthmus_locks of CMakeLists.txt
+# shows these and no others.
 ANYWHERE = ("base/lock.hpp", "base/spin_lock.hpp", "base/thread_safety.hpp")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -74,13 +75,14 @@ def check_includes(where: str, floor: str, text: str) -> list[str]:
         if name in ANYWHERE:
             continue
         if where.removeprefix("csrc/") in ANYWHERE and (match.group(1) == '"' or "/" in name):
-            breaches.append(f"{place}: any code may include this header, so it may include the standard library alone, not {name}")
+            breaches.append(f"{place}: any code may include this header, so it needs the standard library alone, not {name}")
         elif VENDOR_HEADER.match(name):
             breaches.append(f"{place}: vendor header {name}; vendors are opened at run time, from declarations of our own")
         elif floor == BESIDE:
             pytorch = top == "torch" and match.group(1) == "<"  # not our face of that name
             if (top in BELOW or top in FACES or name == PUBLIC) and not pytorch:
-                breaches.append(f"{place}: {floor}/ stands beside the house and may include nothing of it but {', '.join(ANYWHERE)}, not {name}")
+                locks = ", ".join(ANYWHERE)
+                breaches.append(f"{place}: {floor}/ stands beside the house and may include {locks} of it, not {name}")
         elif top == BESIDE:
             breaches.append(f"{place}: {floor}/ may include nothing of {BESIDE}/")
         elif floor in FACES:
