@@ -167,6 +167,11 @@ class Condition {
     Adopted native(lock);
     return condition_.wait_for(native.lock, time, std::move(holds));
   }
+  template <class Clock, class Duration>
+  std::cv_status wait_until(Lock<Mutex> &lock, const std::chrono::time_point<Clock, Duration> &time) {
+    Adopted native(lock);
+    return condition_.wait_until(native.lock, time);
+  }
   template <class Clock, class Duration, class Holds>
   bool wait_until(Lock<Mutex> &lock, const std::chrono::time_point<Clock, Duration> &time, Holds holds) {
     Adopted native(lock);

@@ -24,10 +24,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kLeaveInside = 10s;  // how long shutdown() waits for threads that an abort has released
 constexpr double kExitSeconds = 2;  // how long pending operations may hold up the end of the process
 
-struct OpenGroups {  // the groups that are not shut down
-  std::mutex mutex;
-  std::unordered_set<Backend *> backends;
-};
+using OpenGroups = Guarded<std::unordered_set<Backend *>>;  // the groups that are not shut down
 // Never destroyed: a group may outlive static destruction.
 std::atomic<OpenGroups *> the_open_groups{new OpenGroups};
 OpenGroups &open_groups() { return *the_open_groups.load(std::memory_order_acquire); }
@@ -56,12 +53,12 @@ std::string owned_text(char *json) {
 }  // namespace
 
 void CompletionHook::add() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   ++pending_;
 }
 
 void CompletionHook::remove() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (--pending_ == 0) none_.notify_all();
 }
 
@@ -71,8 +68,8 @@ void CompletionHook::report(c10d::OpType type, uint64_t sequence, Clock::time_po
 }
 
 void CompletionHook::wait(std::chrono::milliseconds most) {
-  std::unique_lock lock(mutex_);
-  none_.wait_for(lock, most, [&] { return pending_ == 0; });
+  Lock lock(mutex_);
+  none_.wait_for(lock, most, [this]() ISTHMUS_REQUIRES(mutex_) { return pending_ == 0; });
 }
 
 Backend::Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, c10::intrusive_ptr<GroupOptions> options,
@@ -101,8 +98,7 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int siz
   if (exchange.error()) std::rethrow_exception(exchange.error());  // says more than init's "the exchange failed"
   check(result);
   exchange.clean_up();
-  const std::lock_guard lock(open_groups().mutex);
-  open_groups().backends.insert(this);
+  open_groups().lock()->insert(this);
 }
 
 Backend::~Backend() { shutdown(); }
@@ -130,10 +126,7 @@ void Backend::shutdown() {
     static_cast<void>(isthmus_dump_settle(kExitSeconds));
   }
   if (closed_.exchange(true) || !comm_ || !birth_.here()) return;
-  {
-    const std::lock_guard lock(open_groups().mutex);
-    open_groups().backends.erase(this);
-  }
+  open_groups().lock()->erase(this);
   const interpreter::WithoutGil without_gil;
   if (inside_.load() > 0) {
     static_cast<void>(isthmus_comm_abort(comm_, "the process group was shut down while another thread used it"));
@@ -152,10 +145,10 @@ void Backend::shutdown_all() {
   while (true) {
     Backend *backend = nullptr;
     {
-      const std::lock_guard lock(open_groups().mutex);
-      if (open_groups().backends.empty()) break;
-      backend = *open_groups().backends.begin();
-      open_groups().backends.erase(backend);
+      const auto open = open_groups().lock();
+      if (open->empty()) break;
+      backend = *open->begin();
+      open->erase(backend);
     }
     static_cast<void>(isthmus_comm_set_timeout(backend->comm_, kExitSeconds));
     backend->shutdown();

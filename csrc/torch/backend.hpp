@@ -10,15 +10,14 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/lock.hpp"
 #include "fork.hpp"
 #include "tensors.hpp"
 #include "work.hpp"
@@ -60,9 +59,9 @@ class CompletionHook {
 
  private:
   const Hook hook_;
-  std::mutex mutex_;  // guards pending_
-  std::condition_variable none_;
-  int pending_ = 0;
+  Mutex mutex_;
+  Condition none_;
+  int pending_ ISTHMUS_GUARDED_BY(mutex_) = 0;
 };
 
 class Backend final : public c10d::Backend {

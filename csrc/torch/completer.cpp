@@ -24,7 +24,7 @@ Completer &Completer::get() { return *the_completer.load(std::memory_order_acqui
 void Completer::forked() noexcept { the_completer.store(new Completer, std::memory_order_release); }
 
 void Completer::push(std::shared_ptr<PendingWork> operation, isthmus_result result, std::string text) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (stopped_) {
     new std::shared_ptr<PendingWork>(
         std::move(operation));  // kept for good on purpose: its tensors may need the interpreter
@@ -40,12 +40,14 @@ void Completer::push(std::shared_ptr<PendingWork> operation, isthmus_result resu
 }
 
 void Completer::stop() {
+  std::thread thread;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stopped_ = true;
+    thread.swap(thread_);
   }
   wake_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  if (thread.joinable()) thread.join();
   if (const std::size_t left = runner_.stop(kAtExit); left > 0) {
     TORCH_WARN("isthmus: ", left, " callback(s) of futures have not come back within ",
                std::chrono::duration<double>(kAtExit).count(), " s of the end of the program; they are left behind");
@@ -53,9 +55,9 @@ void Completer::stop() {
 }
 
 void Completer::loop() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [&] { return stopped_ || !queue_.empty(); });
+    wake_.wait(lock, [this]() ISTHMUS_REQUIRES(mutex_) { return stopped_ || !queue_.empty(); });
     if (queue_.empty()) return;
     Ended ended = std::move(queue_.front());
     queue_.pop_front();

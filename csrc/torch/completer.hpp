@@ -12,13 +12,12 @@
 
 #include <isthmus/isthmus.h>
 
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "base/lock.hpp"
 #include "runner.hpp"
 
 namespace isthmus::torch_face {
@@ -47,11 +46,11 @@ class Completer {
   };
   void loop();
 
-  std::mutex mutex_;  // guards everything below
-  std::condition_variable wake_;
-  std::deque<Ended> queue_;
-  bool started_ = false, stopped_ = false;
-  std::thread thread_;
+  Mutex mutex_;  // held while the thread is started
+  Condition wake_;
+  std::deque<Ended> queue_ ISTHMUS_GUARDED_BY(mutex_);
+  bool started_ ISTHMUS_GUARDED_BY(mutex_) = false, stopped_ ISTHMUS_GUARDED_BY(mutex_) = false;
+  std::thread thread_ ISTHMUS_GUARDED_BY(mutex_);
   Runner runner_;  // has a lock of its own
 };
 

@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "base/lock.hpp"
 #include "errors.hpp"
 #include "interpreter.hpp"
 
@@ -71,28 +71,24 @@ c10::intrusive_ptr<c10d::Store> without_device_prefix(c10::intrusive_ptr<c10d::S
 
 namespace {
 
-struct Connections {
-  struct Entry {
-    c10::weak_intrusive_ptr<c10d::Store> theirs;
-    c10::intrusive_ptr<c10d::Store> ours;
-  };
-  std::mutex mutex;
-  std::vector<Entry> entries;
+struct Connection {
+  c10::weak_intrusive_ptr<c10d::Store> theirs;
+  c10::intrusive_ptr<c10d::Store> ours;
 };
+using Connections = Guarded<std::vector<Connection>>;  // held while a store is cloned, which connects
 // Never destroyed: groups may be made until the interpreter ends.
 std::atomic<Connections *> the_connections{new Connections};
 
 c10::intrusive_ptr<c10d::Store> own_connection(const c10::intrusive_ptr<c10d::Store> &theirs) {
-  Connections &all = *the_connections.load(std::memory_order_acquire);
-  const std::lock_guard lock(all.mutex);
-  std::erase_if(all.entries, [](const Connections::Entry &e) { return e.theirs.expired(); });
-  for (const Connections::Entry &e : all.entries)
+  const auto all = the_connections.load(std::memory_order_acquire)->lock();
+  std::erase_if(*all, [](const Connection &e) { return e.theirs.expired(); });
+  for (const Connection &e : *all)
     if (e.theirs.lock() == theirs) return e.ours;
   c10::intrusive_ptr<c10d::Store> ours;
   try {
     ours = theirs->clone();
   } catch (const std::exception &) { return theirs; }  // written in Python, say
-  if (ours != theirs) all.entries.push_back({c10::weak_intrusive_ptr<c10d::Store>(theirs), ours});
+  if (ours != theirs) all->push_back({c10::weak_intrusive_ptr<c10d::Store>(theirs), ours});
   return ours;
 }
 

@@ -25,7 +25,7 @@ Runner::Clock::duration Runner::moment() const {
 }
 
 bool Runner::push(Task task) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (stopped_) {
     new Task(std::move(task));
     return false;
@@ -49,11 +49,11 @@ void Runner::stand_by() {
 }
 
 void Runner::loop() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   while (true) {
     if (!queue_.empty() && !led_) {
       --idle_;
-      lead(lock);
+      lead();
       ++idle_;
       if (idle_ > kIdle + 1) break;
     } else if (queue_.empty() || watched_) {
@@ -70,7 +70,7 @@ void Runner::loop() {
   --idle_;
 }
 
-void Runner::lead(std::unique_lock<std::mutex> &lock) {
+void Runner::lead() {
   led_ = true;
   const std::uint64_t number = ++leads_;
   while (!queue_.empty() && leads_ == number) {
@@ -80,10 +80,11 @@ void Runner::lead(std::unique_lock<std::mutex> &lock) {
     since_ = Clock::now();
     stand_by();
     if (!queue_.empty() && !watched_) wake_.notify_one();
-    lock.unlock();
-    task();
-    task = nullptr;
-    lock.lock();
+    {
+      const Unlocked outside(mutex_);
+      task();
+      task = nullptr;
+    }
     --inside_;
     if (inside_ == 0 && queue_.empty()) over_.notify_all();
   }
@@ -91,8 +92,8 @@ void Runner::lead(std::unique_lock<std::mutex> &lock) {
 }
 
 std::size_t Runner::stop(std::chrono::milliseconds patience) {
-  std::unique_lock lock(mutex_);
-  over_.wait_for(lock, patience, [&] { return inside_ == 0 && queue_.empty(); });
+  Lock lock(mutex_);
+  over_.wait_for(lock, patience, [this]() ISTHMUS_REQUIRES(mutex_) { return inside_ == 0 && queue_.empty(); });
   const std::size_t left = inside_ + queue_.size();
   stopped_ = true;
   for (Task &task : queue_) new Task(std::move(task));  // kept for good

@@ -17,10 +17,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
+
+#include "base/lock.hpp"
 
 namespace isthmus::torch_face {
 
@@ -39,20 +39,20 @@ class Runner {
  private:
   using Clock = std::chrono::steady_clock;
   void loop();
-  void lead(std::unique_lock<std::mutex> &lock);
-  void stand_by();  // makes a thread that can take the lead, unless there is such a thread
-  Clock::duration moment() const;
+  void lead() ISTHMUS_REQUIRES(mutex_);      // the lock is not held while a task runs
+  void stand_by() ISTHMUS_REQUIRES(mutex_);  // makes a thread that can take the lead, unless there is such a thread
+  Clock::duration moment() const ISTHMUS_REQUIRES(mutex_);
 
-  std::mutex mutex_;  // guards everything below
-  std::condition_variable wake_, over_;
-  std::deque<Task> queue_;
-  std::size_t inside_ = 0;   // tasks that have begun and not come back
-  std::size_t idle_ = 0;     // threads that run none
-  std::uint64_t leads_ = 0;  // changes of the lead: who has the last number leads
-  bool led_ = false;         // somebody leads
-  bool watched_ = false;     // and somebody watches for how long
-  Clock::time_point since_;  // when the leader's task began
-  bool stopped_ = false;
+  Mutex mutex_;  // held while a thread is started
+  Condition wake_, over_;
+  std::deque<Task> queue_ ISTHMUS_GUARDED_BY(mutex_);
+  std::size_t inside_ ISTHMUS_GUARDED_BY(mutex_) = 0;   // tasks that have begun and not come back
+  std::size_t idle_ ISTHMUS_GUARDED_BY(mutex_) = 0;     // threads that run none
+  std::uint64_t leads_ ISTHMUS_GUARDED_BY(mutex_) = 0;  // changes of the lead: who has the last number leads
+  bool led_ ISTHMUS_GUARDED_BY(mutex_) = false;         // somebody leads
+  bool watched_ ISTHMUS_GUARDED_BY(mutex_) = false;     // and somebody watches for how long
+  Clock::time_point since_ ISTHMUS_GUARDED_BY(mutex_);  // when the leader's task began
+  bool stopped_ ISTHMUS_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace isthmus::torch_face

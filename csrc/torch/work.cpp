@@ -55,6 +55,7 @@ void PendingWork::retire(PendingWork *operation) noexcept {
 }
 
 void PendingWork::keep(std::vector<at::Tensor> tensors, Staging staging) {
+  counts_as_unshared();
   std::move(tensors.begin(), tensors.end(), std::back_inserter(kept_));
   staging_.absorb(std::move(staging));
 }
@@ -75,16 +76,18 @@ void PendingWork::order(c10::Stream later) const {
 }
 
 void PendingWork::submitted(isthmus_work_t handle) {
+  counts_as_unshared();
   handle_.store(handle, std::memory_order_relaxed);
   place_.submitted(kept_, staging_);
-  submitted_.store(true, std::memory_order_release);
+  const bool has_an_end = staging_.has_copies() || place_.has_copies() || !at_end_.empty() || !before_end_.empty();
+  submitted_.store(true, std::memory_order_release);  // from here on another thread may settle it
   if (!handle) settle(ISTHMUS_OK, "", By::Program);
-  else if (staging_.has_copies() || place_.has_copies() || !at_end_.empty() || !before_end_.empty()) watch();
+  else if (has_an_end) watch();
 }
 
 void PendingWork::watch() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (watched_ || settled_.load(std::memory_order_relaxed)) return;
     watched_ = true;
   }
@@ -114,7 +117,7 @@ PendingWork::Futures PendingWork::settle(isthmus_result result, const std::strin
   std::vector<std::function<void()>> functions;
   std::vector<at::Tensor> kept;  // released here, not when the TorchWork goes
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (settled_.load(std::memory_order_relaxed)) return {};
     result_ = result;
     text_ = text;
@@ -237,7 +240,7 @@ c10::intrusive_ptr<c10::ivalue::Future> PendingWork::future(at::TypePtr type,
   const auto future = promise.future;
   ended();
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (!settled_.load(std::memory_order_relaxed)) {
       promises_.push_back(std::move(promise));
       promise.future.reset();
@@ -322,7 +325,7 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::future_on_stream() {
 
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   const interpreter::WithoutGil without_gil;
-  const std::lock_guard lock(futures_mutex_);
+  const Lock lock(futures_mutex_);
   if (!future_) {
     const auto type = c10::ListType::create(c10::TensorType::get());
     if (operation_ && operation_->place().stream()) {
@@ -340,7 +343,7 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
 
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFutureResult() {
   const interpreter::WithoutGil without_gil;
-  const std::lock_guard lock(futures_mutex_);
+  const Lock lock(futures_mutex_);
   if (!future_result_) {
     const auto value = [](isthmus_result result) { return c10::IValue(static_cast<std::int64_t>(outcome(result))); };
     if (operation_) {

@@ -19,10 +19,10 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/lock.hpp"
 #include "fork.hpp"
 #include "stream_place.hpp"
 #include "tensors.hpp"
@@ -40,10 +40,16 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   // These three are called by one thread, before the operation is submitted.
   void keep(std::vector<at::Tensor> tensors, Staging staging);
   // A function of the program's. The runner's threads run the function.
-  void at_end(std::function<void()> function) { at_end_.push_back(std::move(function)); }
+  void at_end(std::function<void()> function) {
+    counts_as_unshared();
+    at_end_.push_back(std::move(function));
+  }
   // A quick function of torch's own. The function has run before any thread sees the operation's end: such a thread may then
   // end the profile into which the function writes.
-  void before_end(std::function<void()> function) { before_end_.push_back(std::move(function)); }
+  void before_end(std::function<void()> function) {
+    counts_as_unshared();
+    before_end_.push_back(std::move(function));
+  }
 
   StreamPlace &place() noexcept { return place_; }  // where the operation stands; decided before submitted()
   const StreamPlace &place() const noexcept { return place_; }
@@ -78,6 +84,8 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
 
  private:
   PendingWork() = default;
+  // A word to the analysis of locks alone: the operation is not submitted yet, so one thread has it, and needs no lock.
+  void counts_as_unshared() const noexcept ISTHMUS_ASSERTS_HELD(mutex_) {}
   bool lost() const noexcept;   // whether this is a forked child, and the end was not seen before the fork
   void check_not_lost() const;  // throws
   static void retire(PendingWork *operation) noexcept;
@@ -94,15 +102,15 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   std::atomic<isthmus_work_t> handle_{nullptr};  // set once, by submitted(); release: before submitted_
   std::atomic<bool> submitted_{false};           // release after handle_
   std::atomic<bool> settled_{false};             // release after result_ and text_
-  std::mutex mutex_;                             // guards what follows
-  isthmus_result result_ = ISTHMUS_IN_PROGRESS;
-  std::string text_;
-  bool watched_ = false;
-  std::vector<at::Tensor> kept_;
-  Staging staging_;
+  isthmus_result result_ = ISTHMUS_IN_PROGRESS;  // set once, by settle(), and read after settled_
+  std::string text_;                             // likewise
+  Mutex mutex_;                                  // held over the copies of staging_, and over the functions of before_end_
+  bool watched_ ISTHMUS_GUARDED_BY(mutex_) = false;
+  std::vector<at::Tensor> kept_ ISTHMUS_GUARDED_BY(mutex_);
+  Staging staging_ ISTHMUS_GUARDED_BY(mutex_);
   StreamPlace place_;  // complete before submitted_
-  std::vector<std::function<void()>> at_end_, before_end_;
-  std::vector<Promise> promises_;
+  std::vector<std::function<void()>> at_end_ ISTHMUS_GUARDED_BY(mutex_), before_end_ ISTHMUS_GUARDED_BY(mutex_);
+  std::vector<Promise> promises_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 class TorchWork final : public c10d::Work {
@@ -136,8 +144,10 @@ class TorchWork final : public c10d::Work {
   std::vector<at::Tensor> outputs_;
   std::uint64_t sequence_ = 0;
   float milliseconds_ = 0;
-  std::mutex futures_mutex_;  // guards the two futures, which are made on request
-  c10::intrusive_ptr<c10::ivalue::Future> future_, future_result_;
+  // The futures are made on request.
+  Mutex futures_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_ ISTHMUS_GUARDED_BY(futures_mutex_), future_result_
+      ISTHMUS_GUARDED_BY(futures_mutex_);
 };
 
 }  // namespace isthmus::torch_face
