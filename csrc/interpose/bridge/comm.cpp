@@ -139,9 +139,8 @@ std::string settings_of(const interpose::FrontDoor &door, const DevicePlace &pla
 }
 
 std::shared_ptr<LocalRanks> LocalRanks::of(const std::string &key) {
-  static std::mutex mutex;
-  static auto *const all = new std::map<std::string, std::weak_ptr<LocalRanks>>;
-  const std::lock_guard lock(mutex);
+  static auto *const all_ranks = new Guarded<std::map<std::string, std::weak_ptr<LocalRanks>>>;
+  const auto all = all_ranks->lock();
   std::erase_if(*all, [](const auto &entry) { return entry.second.expired(); });
   std::weak_ptr<LocalRanks> &known = (*all)[key];
   std::shared_ptr<LocalRanks> ranks = known.lock();
@@ -152,12 +151,12 @@ LocalRanks::~LocalRanks() {
   for (std::thread &thread : leaving_) thread.join();
 }
 void LocalRanks::joined() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   ++living_;
 }
 void LocalRanks::leave(std::function<void()> act) {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (--living_ > 0) {
       leaving_.emplace_back(std::move(act));
       return;
@@ -166,7 +165,7 @@ void LocalRanks::leave(std::function<void()> act) {
   act();
   std::vector<std::thread> leaving;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     leaving.swap(leaving_);
   }
   for (std::thread &thread : leaving) thread.join();
@@ -179,7 +178,7 @@ Comm::~Comm() {
 void Comm::settle(isthmus_comm_t comm, Outcome outcome) {
   // Behind a door the deadlines of operations are the program's: NCCL has none, and PyTorch has a watchdog.
   if (comm && !std::getenv("ISTHMUS_TIMEOUT")) isthmus_comm_set_timeout(comm, kNoDeadline);
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   starting_ = false;
   failure_ = std::move(outcome);
   comm_ = comm;
@@ -219,7 +218,7 @@ void Comm::pass_on() {
 Outcome Comm::status() {
   isthmus_comm_t comm = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (aborted_) return {ISTHMUS_ERR_ABORTED, "communicator '" + traits_.name + "' was aborted"};
     if (starting_) return {ISTHMUS_IN_PROGRESS, "communicator '" + traits_.name + "' is not ready yet"};
     if (!failure_.ok()) return failure_;
@@ -229,7 +228,7 @@ Outcome Comm::status() {
 }
 
 isthmus_comm_t Comm::get() noexcept {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return comm_;
 }
 
@@ -240,7 +239,7 @@ bool Comm::blocks() noexcept {
 }
 
 Outcome Comm::open() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (!finalized_) return {};
   return {ISTHMUS_ERR_ARGUMENT, "communicator '" + traits_.name + "' was finalized: it takes no more operations"};
 }
@@ -267,7 +266,7 @@ Outcome Comm::known(const LaunchedWork &work) {
 }
 
 void Comm::note(std::shared_ptr<LaunchedWork> work) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   while (!works_.empty() && works_.front()->over()) works_.pop_front();
   works_.push_back(std::move(work));
 }
@@ -275,7 +274,7 @@ void Comm::note(std::shared_ptr<LaunchedWork> work) {
 Outcome Comm::finalize() {
   std::deque<std::shared_ptr<LaunchedWork>> works;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     finalized_ = true;
     works.swap(works_);
   }
@@ -287,13 +286,13 @@ Outcome Comm::finalize() {
 
 Outcome Comm::destroy() {
   {
-    std::unique_lock lock(mutex_);
-    settled_.wait(lock, [&] { return !starting_; });  // init has a deadline
+    Lock lock(mutex_);
+    settled_.wait(lock, [this]() ISTHMUS_REQUIRES(mutex_) { return !starting_; });  // init has a deadline
   }
   const Outcome ended = finalize();
   isthmus_comm_t comm = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     comm = std::exchange(comm_, nullptr);
   }
   traits_.local_ranks->leave([comm] { isthmus_comm_destroy(comm); });
@@ -304,7 +303,7 @@ void Comm::abort() {
   std::deque<std::shared_ptr<LaunchedWork>> works;
   isthmus_comm_t comm = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     aborted_ = true;
     works.swap(works_);
     comm = std::exchange(comm_, nullptr);
@@ -323,19 +322,19 @@ void Comm::abort() {
 }
 
 int Comm::add(const Factor &factor) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   factors_[next_factor_] = factor;
   return next_factor_++;
 }
 bool Comm::find(int number, Factor &factor) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const auto at = factors_.find(number);
   if (at == factors_.end()) return false;
   factor = at->second;
   return true;
 }
 bool Comm::remove(int number) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return factors_.erase(number) > 0;
 }
 

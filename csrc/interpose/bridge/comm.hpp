@@ -5,16 +5,15 @@
 #include <isthmus/isthmus.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/lock.hpp"
 #include "devices.hpp"
 #include "front_door.hpp"
 #include "outcome.hpp"
@@ -106,9 +105,9 @@ class LocalRanks {
   const std::string key;
 
  private:
-  std::mutex mutex_;
-  int living_ = 0;                    // under mutex_
-  std::vector<std::thread> leaving_;  // under mutex_
+  Mutex mutex_;  // held while a thread is started
+  int living_ ISTHMUS_GUARDED_BY(mutex_) = 0;
+  std::vector<std::thread> leaving_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 struct Traits {
@@ -175,14 +174,15 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void settle(isthmus_comm_t comm, Outcome outcome);
 
   const Traits traits_;
-  std::mutex mutex_;
-  std::condition_variable settled_;
-  bool starting_ = true, finalized_ = false, aborted_ = false;  // under mutex_
-  isthmus_comm_t comm_ = nullptr;                               // under mutex_, until it is destroyed
-  Outcome failure_;                                             // under mutex_; why there is no communicator
-  std::deque<std::shared_ptr<LaunchedWork>> works_;             // under mutex_; in the order of their calls
-  std::map<int, Factor> factors_;                               // under mutex_
-  int next_factor_ = 0;                                         // under mutex_
+  Mutex mutex_;  // held while works that are over are released
+  Condition settled_;
+  bool starting_ ISTHMUS_GUARDED_BY(mutex_) = true, finalized_ ISTHMUS_GUARDED_BY(mutex_) = false;
+  bool aborted_ ISTHMUS_GUARDED_BY(mutex_) = false;
+  isthmus_comm_t comm_ ISTHMUS_GUARDED_BY(mutex_) = nullptr;                    // until it is destroyed
+  Outcome failure_ ISTHMUS_GUARDED_BY(mutex_);                                  // why there is no communicator
+  std::deque<std::shared_ptr<LaunchedWork>> works_ ISTHMUS_GUARDED_BY(mutex_);  // in the order of their calls
+  std::map<int, Factor> factors_ ISTHMUS_GUARDED_BY(mutex_);
+  int next_factor_ ISTHMUS_GUARDED_BY(mutex_) = 0;
   std::atomic<int> in_calls_{0};
   std::atomic<int> parts_{0};
   std::atomic<int> blocks_{-1};  // -1: not known yet

@@ -2,9 +2,9 @@
 #include "face_hccl.hpp"
 
 #include <cstring>
-#include <mutex>
 #include <set>
 
+#include "base/lock.hpp"
 #include "handles.hpp"
 
 namespace isthmus::bridge::hccl {
@@ -40,11 +40,10 @@ class HcclFace final : public Face {
   // HCCL has no last error. The text is a line of the log, the first time that the text comes.
   void tell(const std::string &text) override {
     constexpr size_t kMost = 1000;  // a program that goes on in spite of errors could fill the memory
-    static std::mutex mutex;
-    static auto *const told = new std::set<std::string>;
+    static auto *const all_told = new Guarded<std::set<std::string>>;
     bool first = false;
     {
-      const std::lock_guard lock(mutex);
+      const auto told = all_told->lock();
       first = told->size() < kMost && told->insert(text).second;
     }
     if (first) say(Level::Warn, text);
@@ -97,19 +96,19 @@ Result group_end() { return end_group(face()); }
 interpose::hccl::Calls make_calls() {
   interpose::hccl::Calls c{};
   c.handles = reserve_handles();
-  c.HcclGetRootInfo = Guarded<get_root_info>::call;
-  c.HcclGetRootInfoScalable = Guarded<get_root_info_scalable>::call;
-  c.HcclCommInitRootInfo = Guarded<init>::call;
-  c.HcclCommInitRootInfoConfig = Guarded<init_config>::call;
-  c.HcclCommInitRootInfoScalable = Guarded<init_scalable>::call;
-  c.HcclCreateSubCommConfig = Guarded<create_part>::call;
-  c.HcclGetRankSize = Guarded<rank_size>::call;
-  c.HcclGetRankId = Guarded<rank_id>::call;
-  c.HcclGetCommName = Guarded<comm_name>::call;
-  c.HcclGetCommAsyncError = Guarded<async_error>::call;
-  c.HcclCommDestroy = Guarded<destroy>::call;
+  c.HcclGetRootInfo = Caught<get_root_info>::call;
+  c.HcclGetRootInfoScalable = Caught<get_root_info_scalable>::call;
+  c.HcclCommInitRootInfo = Caught<init>::call;
+  c.HcclCommInitRootInfoConfig = Caught<init_config>::call;
+  c.HcclCommInitRootInfoScalable = Caught<init_scalable>::call;
+  c.HcclCreateSubCommConfig = Caught<create_part>::call;
+  c.HcclGetRankSize = Caught<rank_size>::call;
+  c.HcclGetRankId = Caught<rank_id>::call;
+  c.HcclGetCommName = Caught<comm_name>::call;
+  c.HcclGetCommAsyncError = Caught<async_error>::call;
+  c.HcclCommDestroy = Caught<destroy>::call;
   add_collectives(c);
-  c.group_end = Guarded<group_end>::call;
+  c.group_end = Caught<group_end>::call;
   return c;
 }
 

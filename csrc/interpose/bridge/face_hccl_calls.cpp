@@ -213,21 +213,21 @@ Result barrier(Handle comm, Stream stream) { return HcclCheck("HcclBarrier", com
 }  // namespace
 
 void add_collectives(interpose::hccl::Calls &calls) {
-  calls.HcclAllReduce = Guarded<all_reduce>::call;
-  calls.HcclReduce = Guarded<reduce>::call;
-  calls.HcclBroadcast = Guarded<broadcast>::call;
-  calls.HcclAllGather = Guarded<all_gather>::call;
-  calls.HcclAllGatherV = Guarded<all_gather_v>::call;
-  calls.HcclReduceScatter = Guarded<reduce_scatter>::call;
-  calls.HcclReduceScatterV = Guarded<reduce_scatter_v>::call;
-  calls.HcclScatter = Guarded<scatter>::call;
-  calls.HcclAlltoAll = Guarded<all_to_all>::call;
-  calls.HcclAlltoAllV = Guarded<all_to_all_v>::call;
-  calls.HcclAlltoAllVC = Guarded<all_to_all_vc>::call;
-  calls.HcclSend = Guarded<send>::call;
-  calls.HcclRecv = Guarded<recv>::call;
-  calls.HcclBatchSendRecv = Guarded<batch>::call;
-  calls.HcclBarrier = Guarded<barrier>::call;
+  calls.HcclAllReduce = Caught<all_reduce>::call;
+  calls.HcclReduce = Caught<reduce>::call;
+  calls.HcclBroadcast = Caught<broadcast>::call;
+  calls.HcclAllGather = Caught<all_gather>::call;
+  calls.HcclAllGatherV = Caught<all_gather_v>::call;
+  calls.HcclReduceScatter = Caught<reduce_scatter>::call;
+  calls.HcclReduceScatterV = Caught<reduce_scatter_v>::call;
+  calls.HcclScatter = Caught<scatter>::call;
+  calls.HcclAlltoAll = Caught<all_to_all>::call;
+  calls.HcclAlltoAllV = Caught<all_to_all_v>::call;
+  calls.HcclAlltoAllVC = Caught<all_to_all_vc>::call;
+  calls.HcclSend = Caught<send>::call;
+  calls.HcclRecv = Caught<recv>::call;
+  calls.HcclBatchSendRecv = Caught<batch>::call;
+  calls.HcclBarrier = Caught<barrier>::call;
 }
 
 }  // namespace isthmus::bridge::hccl

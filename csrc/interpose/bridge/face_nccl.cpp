@@ -3,9 +3,9 @@
 
 #include <atomic>
 #include <cstring>
-#include <mutex>
 #include <set>
 
+#include "base/lock.hpp"
 #include "handles.hpp"
 
 namespace isthmus::bridge::nccl {
@@ -211,30 +211,30 @@ void group_forget() { delete face().take_pending(); }
 interpose::Calls make_calls() {
   interpose::Calls c{};
   c.handles = reserve_handles();
-  c.ncclGetUniqueId = Guarded<get_unique_id>::call;
-  c.ncclCommInitAll = Guarded<init_all>::call;
-  c.ncclCommInitRank = Guarded<init_rank>::call;
-  c.ncclCommInitRankConfig = Guarded<init_rank_config>::call;
-  c.ncclCommInitRankScalable = Guarded<init_rank_scalable>::call;
-  c.ncclCommInitRankMulti = Guarded<init_rank_multi>::call;
-  c.ncclCommSplit = Guarded<split>::call;
-  c.ncclCommShrink = Guarded<shrink>::call;
-  c.ncclCommCount = Guarded<count>::call;
-  c.ncclCommUserRank = Guarded<user_rank>::call;
-  c.ncclCommCuDevice = Guarded<device>::call;
-  c.ncclCommQueryProperties = Guarded<properties>::call;
-  c.ncclCommRegister = Guarded<register_buffer>::call;
-  c.ncclCommDeregister = Guarded<deregister_buffer>::call;
-  c.ncclCommWindowRegister = Guarded<register_window>::call;
-  c.ncclCommWindowDeregister = Guarded<deregister_window>::call;
-  c.ncclCommGetAsyncError = Guarded<async_error>::call;
-  c.ncclCommFinalize = Guarded<finalize>::call;
-  c.ncclCommDestroy = Guarded<destroy>::call;
-  c.ncclCommAbort = Guarded<abort>::call;
-  c.ncclRedOpCreatePreMulSum = Guarded<create_premul_sum>::call;
-  c.ncclRedOpDestroy = Guarded<destroy_op>::call;
+  c.ncclGetUniqueId = Caught<get_unique_id>::call;
+  c.ncclCommInitAll = Caught<init_all>::call;
+  c.ncclCommInitRank = Caught<init_rank>::call;
+  c.ncclCommInitRankConfig = Caught<init_rank_config>::call;
+  c.ncclCommInitRankScalable = Caught<init_rank_scalable>::call;
+  c.ncclCommInitRankMulti = Caught<init_rank_multi>::call;
+  c.ncclCommSplit = Caught<split>::call;
+  c.ncclCommShrink = Caught<shrink>::call;
+  c.ncclCommCount = Caught<count>::call;
+  c.ncclCommUserRank = Caught<user_rank>::call;
+  c.ncclCommCuDevice = Caught<device>::call;
+  c.ncclCommQueryProperties = Caught<properties>::call;
+  c.ncclCommRegister = Caught<register_buffer>::call;
+  c.ncclCommDeregister = Caught<deregister_buffer>::call;
+  c.ncclCommWindowRegister = Caught<register_window>::call;
+  c.ncclCommWindowDeregister = Caught<deregister_window>::call;
+  c.ncclCommGetAsyncError = Caught<async_error>::call;
+  c.ncclCommFinalize = Caught<finalize>::call;
+  c.ncclCommDestroy = Caught<destroy>::call;
+  c.ncclCommAbort = Caught<abort>::call;
+  c.ncclRedOpCreatePreMulSum = Caught<create_premul_sum>::call;
+  c.ncclRedOpDestroy = Caught<destroy_op>::call;
   add_collectives(c);
-  c.group_end = Guarded<group_end>::call;
+  c.group_end = Caught<group_end>::call;
   c.group_forget = group_forget;
   c.behind = behind_handle;
   c.last_error = last_error;
@@ -250,10 +250,8 @@ Face &face() {
 }
 
 const char *keep(const std::string &text) {
-  static std::mutex mutex;
-  static auto *const texts = new std::set<std::string>;  // a program may read the text that it was given at any time
-  const std::lock_guard lock(mutex);
-  return texts->insert(text).first->c_str();
+  static auto *const texts = new Guarded<std::set<std::string>>;  // a program may read its text at any time
+  return texts->lock()->insert(text).first->c_str();
 }
 Result no_comm(const char *call) {
   return refused(kInvalidArgument, call, "this communicator, which spanned vendors, was destroyed or aborted");

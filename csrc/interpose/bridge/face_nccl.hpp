@@ -33,7 +33,7 @@ inline Result note(Result r) { return face().note(r); }
 inline Result failed(const char *call, const Outcome &o) { return face().failed(call, o); }
 inline Result refused(Result code, const char *call, const std::string &text) { return face().refused(code, call, text); }
 template <auto Function>
-using Guarded = GuardedCall<&face, Function>;
+using Caught = GuardedCall<&face, Function>;
 
 const char *keep(const std::string &text);  // for good
 Result no_comm(const char *call);           // the communicator has ended

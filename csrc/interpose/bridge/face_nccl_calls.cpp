@@ -141,9 +141,9 @@ template <auto F>
 struct Forms;
 template <class... A, Result (*F)(Form, A...)>
 struct Forms<F> {
-  static Result plain(A... arguments) noexcept { return Guarded<F>::call({}, arguments...); }
+  static Result plain(A... arguments) noexcept { return Caught<F>::call({}, arguments...); }
   static Result configured(A... arguments, const CollConfig *config) noexcept {
-    return Guarded<F>::call({true, config}, arguments...);
+    return Caught<F>::call({true, config}, arguments...);
   }
 };
 
@@ -153,17 +153,17 @@ void add_collectives(interpose::Calls &calls) {
   calls.ncclAllReduce = Forms<all_reduce>::plain;
   calls.ncclReduce = Forms<reduce>::plain;
   calls.ncclBroadcast = Forms<broadcast>::plain;
-  calls.ncclBcast = Guarded<bcast>::call;
+  calls.ncclBcast = Caught<bcast>::call;
   calls.ncclAllGather = Forms<all_gather>::plain;
   calls.ncclReduceScatter = Forms<reduce_scatter>::plain;
   calls.ncclAlltoAll = Forms<all_to_all>::plain;
   calls.ncclAllToAll = Forms<all_to_all>::plain;
-  calls.ncclAlltoAllv = Guarded<all_to_all_v>::call;
-  calls.ncclAllToAllv = Guarded<all_to_all_v>::call;
+  calls.ncclAlltoAllv = Caught<all_to_all_v>::call;
+  calls.ncclAllToAllv = Caught<all_to_all_v>::call;
   calls.ncclGather = Forms<gather>::plain;
   calls.ncclScatter = Forms<scatter>::plain;
-  calls.ncclSend = Guarded<send>::call;
-  calls.ncclRecv = Guarded<recv>::call;
+  calls.ncclSend = Caught<send>::call;
+  calls.ncclRecv = Caught<recv>::call;
   calls.ncclAllReduceConfig = Forms<all_reduce>::configured;
   calls.ncclReduceConfig = Forms<reduce>::configured;
   calls.ncclBroadcastConfig = Forms<broadcast>::configured;

@@ -8,11 +8,10 @@
 #include <cstring>
 #include <deque>
 #include <exception>
-#include <mutex>
-#include <shared_mutex>
 #include <utility>
 #include <vector>
 
+#include "base/lock.hpp"
 #include "comm.hpp"
 #include "front_door.hpp"
 
@@ -25,9 +24,10 @@ constexpr uint64_t kInvalid = 4;  // an argument, as NCCL numbers errors
 constexpr size_t kMost = interpose::kHandleBytes / 2 / kStep;
 
 struct HandleTable {
-  std::shared_mutex mutex;
-  std::vector<std::shared_ptr<Comm>> comms;  // by place
-  std::deque<size_t> free;                   // places, the longest free one first: so a stale handle stays stale for long
+  SharedMutex mutex;
+  std::vector<std::shared_ptr<Comm>> comms ISTHMUS_GUARDED_BY(mutex);  // by place
+  // Places, the longest free one first: so a stale handle stays stale for long.
+  std::deque<size_t> free ISTHMUS_GUARDED_BY(mutex);
 };
 // By place: the vendor's handle behind an alias, written by the vendor's library. Every call with an alias reads the handle,
 // so there is no lock.
@@ -89,15 +89,10 @@ size_t place_of(const void *handle) {
   return at % kStep == 0 ? at / kStep : kMost;
 }
 
-// Calls `act` under the lock, if `comm` is still behind the handle. False: it is not.
-template <class Act>
-bool if_behind(const void *handle, const std::shared_ptr<Comm> &comm, Act act) {
-  HandleTable &t = table();
-  const std::lock_guard lock(t.mutex);
+// The place of `handle`, if `comm` is still behind the handle; else kMost.
+size_t place_of(const HandleTable &t, const void *handle, const std::shared_ptr<Comm> &comm) ISTHMUS_REQUIRES(t.mutex) {
   const size_t place = place_of(handle);
-  if (place >= t.comms.size() || t.comms[place] != comm) return false;
-  act(t, place);
-  return true;
+  return place < t.comms.size() && t.comms[place] == comm ? place : kMost;
 }
 
 }  // namespace
@@ -114,7 +109,7 @@ void *give_handle(std::shared_ptr<Comm> comm) {
   static const bool filled = fill();
   if (!filled) return nullptr;
   HandleTable &t = table();
-  const std::lock_guard lock(t.mutex);
+  const Lock lock(t.mutex);
   size_t place = t.comms.size();
   if (place < kMost) {
     t.comms.push_back(std::move(comm));
@@ -129,27 +124,35 @@ void *give_handle(std::shared_ptr<Comm> comm) {
 
 std::shared_ptr<Comm> find(const void *handle) {
   HandleTable &t = table();
-  const std::shared_lock lock(t.mutex);
+  const SharedLock lock(t.mutex);
   const size_t place = place_of(handle);
   return place < t.comms.size() ? t.comms[place] : nullptr;
 }
 
 std::shared_ptr<Comm> take_back(const void *handle) {
   HandleTable &t = table();
-  const std::lock_guard lock(t.mutex);
+  const Lock lock(t.mutex);
   const size_t place = place_of(handle);
   if (place >= t.comms.size() || !t.comms[place]) return nullptr;
   t.free.push_back(place);
   return std::exchange(t.comms[place], nullptr);
 }
 bool take_back(const void *handle, const std::shared_ptr<Comm> &comm) {
-  return if_behind(handle, comm, [](HandleTable &t, size_t place) {
-    t.free.push_back(place);
-    t.comms[place] = nullptr;
-  });
+  HandleTable &t = table();
+  const Lock lock(t.mutex);
+  const size_t place = place_of(t, handle, comm);
+  if (place == kMost) return false;
+  t.free.push_back(place);
+  t.comms[place] = nullptr;
+  return true;
 }
 bool replace(const void *handle, const std::shared_ptr<Comm> &comm, std::shared_ptr<Comm> by) {
-  return if_behind(handle, comm, [&](HandleTable &t, size_t place) { t.comms[place] = std::move(by); });
+  HandleTable &t = table();
+  const Lock lock(t.mutex);
+  const size_t place = place_of(t, handle, comm);
+  if (place == kMost) return false;
+  t.comms[place] = std::move(by);
+  return true;
 }
 
 void **make_alias(const void *handle, const std::shared_ptr<Comm> &comm) {
@@ -158,10 +161,13 @@ void **make_alias(const void *handle, const std::shared_ptr<Comm> &comm) {
   return reinterpret_cast<void **>(&the_aliases[place_of(handle)]);
 }
 bool become_alias(const void *handle, const std::shared_ptr<Comm> &comm, void *real) {
-  return if_behind(handle, comm, [&](HandleTable &t, size_t place) {
-    the_aliases[place].store(real, std::memory_order_release);
-    t.comms[place] = nullptr;
-  });
+  HandleTable &t = table();
+  const Lock lock(t.mutex);
+  const size_t place = place_of(t, handle, comm);
+  if (place == kMost) return false;
+  the_aliases[place].store(real, std::memory_order_release);
+  t.comms[place] = nullptr;
+  return true;
 }
 void *behind(const void *handle) noexcept {
   const size_t place = place_of(handle);
@@ -172,7 +178,7 @@ void *behind(const void *handle) noexcept {
 void *alias_of(const void *real) noexcept {
   if (!real) return nullptr;
   HandleTable &t = table();
-  const std::shared_lock lock(t.mutex);
+  const SharedLock lock(t.mutex);
   for (size_t place = 0; place < t.comms.size(); ++place)
     if (the_aliases[place].load(std::memory_order_acquire) == real)
       return reinterpret_cast<void *>(reserve_handles() + place * kStep);
@@ -182,7 +188,7 @@ void drop_alias(const void *handle) noexcept {
   const size_t place = place_of(handle);
   the_aliases[place].store(nullptr, std::memory_order_release);
   HandleTable &t = table();
-  const std::lock_guard lock(t.mutex);
+  const Lock lock(t.mutex);
   try {
     t.free.push_back(place);
   } catch (const std::exception &) {}  // no memory: the place is not used again
