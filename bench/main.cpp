@@ -7,9 +7,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <thread>
 
+#include "base/lock.hpp"
 #include "launch.hpp"
 #include "limit.hpp"
 #include "measure.hpp"
@@ -152,24 +152,23 @@ int run_rank(const Options &o, const Place &place, int thread) {
 }
 
 int run_threads(const Options &o, const Place &place) {
-  int status = 0;
-  std::mutex mutex;
+  Guarded<int> worst(0);  // held while a line is printed, so that lines stay whole
   const auto body = [&](int thread) {
     int mine = 1;
     try {
       mine = run_rank(o, place, thread);
     } catch (const std::exception &error) {
-      const std::lock_guard lock(mutex);
+      const auto held = worst.lock();
       std::fprintf(stderr, "isthmus-bench: rank %d: %s\n", place.process * o.threads + thread, error.what());
     }
-    const std::lock_guard lock(mutex);
-    status = std::max(status, mine);
+    const auto status = worst.lock();
+    *status = std::max(*status, mine);
   };
   std::vector<std::thread> others;
   for (int t = 1; t < o.threads; ++t) others.emplace_back(body, t);
   body(0);
   for (auto &t : others) t.join();
-  return status;
+  return *worst.lock();
 }
 
 int run(const Options &given) {
