@@ -12,18 +12,18 @@
 namespace isthmus::bench {
 namespace {
 
-struct Row {
+struct CollectiveRow {
   const char *name;
   bool reduces, rooted, in_place;
 };
-constexpr Row kRows[] = {
+constexpr CollectiveRow kRows[] = {
     {"all_reduce", true, false, true},  {"reduce", true, true, true},          {"broadcast", false, true, true},
     {"all_gather", false, false, true}, {"all_gather_v", false, false, true},  {"reduce_scatter", true, false, true},
     {"all_to_all", false, false, true}, {"all_to_all_v", false, false, false}, {"gather", false, true, false},
     {"scatter", false, true, false},    {"sendrecv", false, false, false},     {"barrier", false, false, false}};
 static_assert(std::size(kRows) == static_cast<size_t>(Collective::Count));
 
-const Row &row(Collective c) { return kRows[static_cast<size_t>(c)]; }
+const CollectiveRow &row(Collective c) { return kRows[static_cast<size_t>(c)]; }
 uint64_t sum(const std::vector<uint64_t> &v) { return std::accumulate(v.begin(), v.end(), uint64_t{0}); }
 
 // "All-Reduce" is allreduce: letters and digits alone, small.

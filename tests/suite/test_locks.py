@@ -99,10 +99,31 @@ def test_a_tree_without_sources_is_a_fault(root: Path) -> None:
     assert check_locks.main(root) == 1
 
 
-def test_every_floor_that_has_sources_is_looked_at() -> None:
+def test_every_floor_and_face_that_has_sources_is_looked_at() -> None:
     found = {path for group in check_locks.groups(ROOT) for path in group}
-    # Faces and simulated vendors may not include base/.
-    outside = {"python", "torch", "interpose", "rehearsal"}
-    assert found == {
-        path for path in (ROOT / "csrc").rglob("*.cpp") if path.relative_to(ROOT / "csrc").parts[0] not in outside
-    }
+    assert found == {*(ROOT / "csrc").rglob("*.cpp"), *(ROOT / "bench").glob("*.cpp")}
+    for folder in {path.parent.relative_to(ROOT).as_posix() for path in found}:
+        assert check_locks.package(folder) is not None, f"{folder} needs a package that this Python does not have"
+
+
+def test_a_face_sees_the_locks_and_its_own_headers(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    face = root / "csrc" / "rehearsal"
+    (face / "core").mkdir(parents=True)
+    (face / "core" / "counter.hpp").write_text(SOUND)
+    (face / "core" / "sound.cpp").write_text('#include "core/counter.hpp"\n')
+    assert check_locks.main(root) == 0
+    (face / "core" / "reads.cpp").write_text(READS)
+    assert check_locks.main(root) == 1
+    assert "csrc/rehearsal/core/reads.cpp" in capsys.readouterr().out
+
+
+def test_a_folder_whose_package_is_not_here_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "csrc" / "base" / "sound.cpp").write_text(SOUND)
+    (root / "csrc" / "torch").mkdir()
+    (root / "csrc" / "torch" / "face.cpp").write_text("#include <torch/library.h>\n")
+    monkeypatch.setitem(check_locks.PACKAGES, "csrc/torch", ("a_package_of_nobody", ("include",)))
+    assert check_locks.main(root) == 0
+    last = "locks: 1 files, 0 faults; NOT LOOKED AT: csrc/torch (this Python has no a_package_of_nobody)\n"
+    assert capsys.readouterr().out == last
