@@ -55,7 +55,7 @@ void PendingWork::retire(PendingWork *operation) noexcept {
 }
 
 void PendingWork::keep(std::vector<at::Tensor> tensors, Staging staging) {
-  counts_as_unshared();
+  mutex_.counts_as_held();
   std::move(tensors.begin(), tensors.end(), std::back_inserter(kept_));
   staging_.absorb(std::move(staging));
 }
@@ -76,7 +76,7 @@ void PendingWork::order(c10::Stream later) const {
 }
 
 void PendingWork::submitted(isthmus_work_t handle) {
-  counts_as_unshared();
+  mutex_.counts_as_held();  // it is not submitted yet, so one thread has it
   handle_.store(handle, std::memory_order_relaxed);
   place_.submitted(kept_, staging_);
   const bool has_an_end = staging_.has_copies() || place_.has_copies() || !at_end_.empty() || !before_end_.empty();

@@ -37,17 +37,17 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   static std::shared_ptr<PendingWork> make();
   ~PendingWork();
 
-  // These three are called by one thread, before the operation is submitted.
+  // These three are called by one thread, before the operation is submitted. That thread needs no lock, so the lock counts as held.
   void keep(std::vector<at::Tensor> tensors, Staging staging);
   // A function of the program's. The runner's threads run the function.
   void at_end(std::function<void()> function) {
-    counts_as_unshared();
+    mutex_.counts_as_held();
     at_end_.push_back(std::move(function));
   }
   // A quick function of torch's own. The function has run before any thread sees the operation's end: such a thread may then
   // end the profile into which the function writes.
   void before_end(std::function<void()> function) {
-    counts_as_unshared();
+    mutex_.counts_as_held();
     before_end_.push_back(std::move(function));
   }
 
@@ -84,8 +84,6 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
 
  private:
   PendingWork() = default;
-  // A word to the analysis of locks alone: the operation is not submitted yet, so one thread has it, and needs no lock.
-  void counts_as_unshared() const noexcept ISTHMUS_ASSERTS_HELD(mutex_) {}
   bool lost() const noexcept;   // whether this is a forked child, and the end was not seen before the fork
   void check_not_lost() const;  // throws
   static void retire(PendingWork *operation) noexcept;
