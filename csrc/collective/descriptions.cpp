@@ -51,7 +51,7 @@ void Descriptions::mismatch(uint64_t sequence, int q) noexcept {
                 "the same order",
                 sequence, core_.id.name, core_.id.rank, ours, core_.id.text(q), theirs,
                 ours == theirs ? " with other counts, or planned it on another topology" : ""),
-      true);
+      Tell::Peers);
 }
 
 // This rank publishes an operation a little after the rank has entered the operation. Until then an older operation's description stands there.

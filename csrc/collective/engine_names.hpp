@@ -25,5 +25,6 @@ using engine::RankCore;
 using engine::StagingBook;
 using engine::SubmitLock;
 using engine::take_frame;
+using engine::Tell;
 
 }  // namespace isthmus::collective

@@ -232,7 +232,7 @@ Outcome HostExecutor::step(Operation &op, const plan::Step &step, uint32_t c) no
     }
     case StepKind::Ccl: break;
   }
-  core_.fail(Code::Internal, formatted("{}: the plan has a step that the host cannot run", core_.describe(op)), true);
+  core_.fail(Code::Internal, formatted("{}: the plan has a step that the host cannot run", core_.describe(op)), Tell::Peers);
   return Outcome::Blocked;
 }
 

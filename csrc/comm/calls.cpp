@@ -63,7 +63,7 @@ void Communicator::make_ready(engine::Operation &op) {
       local_->core().fail(Code::Timeout,
                           formatted("{} did not begin within {:g} s: the stream that was given has not come to it",
                                     local_->core().describe(op), op.call.timeout),
-                          true);
+                          process::Tell::Peers);
     if (local_->core().failed()) {
       const Status why = local_->core().failure();
       throw Error(why.code, why.text);

@@ -16,5 +16,6 @@ using process::Leaving;
 using process::Links;
 using process::OutOfBandHead;
 using process::StagingBook;
+using process::Tell;
 
 }  // namespace isthmus::engine

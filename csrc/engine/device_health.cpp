@@ -42,7 +42,7 @@ Status DeviceHealth::look() noexcept {
 }
 
 void DeviceHealth::failed(const Status &s) noexcept {
-  core_.fail(s.code, formatted("the device of {} has failed: {}", core_.id.text(core_.id.rank), s.text), true);
+  core_.fail(s.code, formatted("the device of {} has failed: {}", core_.id.text(core_.id.rank), s.text), Tell::Peers);
 }
 
 void DeviceHealth::throw_why() const {

@@ -46,7 +46,7 @@ Failure RankCore::why() const {
   return failure_;
 }
 
-void RankCore::fail(Failure why, bool flood) noexcept {
+void RankCore::fail(Failure why, Tell whom) noexcept {
   why.noted_ns = now_ns();
   {
     const Lock lock(failure_mutex_);
@@ -55,7 +55,7 @@ void RankCore::fail(Failure why, bool flood) noexcept {
     failed_.store(true, std::memory_order_release);
   }
   if (!left_.load(std::memory_order_relaxed)) ISTHMUS_INFO("communicator '{}', rank {}: {}", id.name, id.rank, why.text);
-  if (flood) tell_peers(why);
+  if (whom == Tell::Peers) tell_peers(why);
   if (why.late) call_late_hook();
   if (has_work()) activate();  // some thread has to end what is pending, also where no thread waits
   wake();
@@ -66,14 +66,14 @@ void RankCore::tell_peers(const Failure &why) noexcept {
     if (q != id.rank) context->control().tell_failure(peers[q].process, peers[q].their_index, id.epoch, why);
 }
 
-void RankCore::fail_at(const Operation &op, Code code, std::string_view what, bool late) noexcept {
+void RankCore::fail_at(const Operation &op, Code code, std::string_view what, Lateness lateness) noexcept {
   Failure why{{code, describe(op)}};
   why.subject = static_cast<uint32_t>(why.text.size());
   why.text += what;
   why.by = id.rank;
-  why.late = late;
+  why.late = lateness == Lateness::Late;
   why.sequence = op.is_p2p() ? 0 : op.sequence;
-  fail(std::move(why), true);
+  fail(std::move(why), Tell::Peers);
 }
 
 // After a failure the operation may be over, and used for another call. So `op` is read only where there is no failure yet.
@@ -82,7 +82,8 @@ void RankCore::not_submitted(const Operation &op, const Error &e) noexcept {
 }
 
 void RankCore::ask_for_interrupt() noexcept {
-  if (interrupt_wanted()) fail(Code::Interrupted, formatted("interrupted on {} while it waited", id.text(id.rank)), true);
+  if (interrupt_wanted())
+    fail(Code::Interrupted, formatted("interrupted on {} while it waited", id.text(id.rank)), Tell::Peers);
 }
 
 // ---- the end of an operation ---------------------------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ SubmitLock::Held RankCore::lock_for(SubmitLock &lock, const Operation *op) noexc
       fail_at(*op, Code::Timeout,
               formatted(" did not finish within {:g} s: another thread of {} is before it{}{}", op->call.timeout,
                         id.text(id.rank), inside_text().empty() ? "" : ", in ", inside_text()),
-              true);
+              Lateness::Late);
     return failed();
   });
 }

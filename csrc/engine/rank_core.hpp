@@ -5,7 +5,7 @@
 //
 //   rank 0                                            rank 1
 //   fail(): keeps the reason, `failed` rises
-//   tell_peers(): sends Abort    ------------------>  control thread: fail(), without a flood
+//   tell_peers(): sends Abort    ------------------>  control thread: fail(), tells nobody
 //   activate(), wake(): some thread drives            activate(), wake()
 //   who drives, with the right to execute             (likewise)
 //     1. the links forget this rank
@@ -79,6 +79,9 @@ struct RankDevice {
   explicit operator bool() const noexcept { return runtime != nullptr; }
 };
 
+// Whether an operation that makes its communicator fail has met its deadline.
+enum class Lateness : uint8_t { InTime, Late };
+
 // What a rank's rooms give back when an operation ends. release() is called once for each operation, before any thread can see the end.
 class OperationSink {
  public:
@@ -117,14 +120,14 @@ class RankCore {
   RankCore(const RankCore &) = delete;
   RankCore &operator=(const RankCore &) = delete;
 
-  // Failure. The first reason stays. `flood`: this rank tells the other ranks.
+  // Failure. The first reason stays.
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   Failure why() const;
   Status failure() const;  // why(), and what this rank was in
-  void fail(Failure why, bool flood) noexcept;
-  void fail(Code code, std::string text, bool flood) noexcept { fail(Failure{{code, std::move(text)}}, flood); }
-  void fail_at(const Operation &op, Code code, std::string_view what,
-               bool late = false) noexcept;  // floods: "<the operation><what>"
+  void fail(Failure why, Tell whom) noexcept;
+  void fail(Code code, std::string text, Tell whom) noexcept { fail(Failure{{code, std::move(text)}}, whom); }
+  // Tells the other ranks "<the operation><what>".
+  void fail_at(const Operation &op, Code code, std::string_view what, Lateness lateness = Lateness::InTime) noexcept;
   void tell_peers(const Failure &why) noexcept;
   void not_submitted(const Operation &op, const Error &e) noexcept;  // the submission of `op` has thrown
   bool leave() noexcept { return !left_.exchange(true); }  // failures from now on are not news. False: this rank had left

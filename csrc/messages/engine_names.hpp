@@ -15,5 +15,6 @@ using engine::Port;
 using engine::RankCore;
 using engine::SubmitLock;
 using engine::take_frame;
+using engine::Tell;
 
 }  // namespace isthmus::messages

@@ -182,7 +182,7 @@ void Matcher::end_wrong(Operation *op, std::string text) noexcept {
     device = on_stage(op);
     if (device) s->posted.append(op);
   }
-  core_.fail(Code::Mismatch, text, true);  // the sender has to hear of the mismatch too, before this process can end
+  core_.fail(Code::Mismatch, text, Tell::Peers);  // the sender has to hear of the mismatch too, before this process can end
   if (!device) core_.end(op, Code::Mismatch, std::move(text));
 }
 

@@ -42,7 +42,7 @@ void ControlRoom::take_abort(std::span<const std::byte> body) {
   if (!message) return;
   const AbortHead &h = message->head;
   ranks_.failed_while_making(h.member, h.epoch);
-  if (const auto rank = ranks_.at(h.member, h.epoch)) rank->fail(read_failure(*message), false);
+  if (const auto rank = ranks_.at(h.member, h.epoch)) rank->fail(read_failure(*message), Tell::Nobody);
 }
 
 void ControlRoom::take_credit(std::span<const std::byte> body) {

@@ -31,7 +31,8 @@ void DeviceWorkers::call(LocalRank &rank, bool stops) {
     if (!worker.thread.joinable()) worker.thread = begin_own_thread([this, &worker] { loop(worker); });
     worker.called.notify_one();
   } catch (const std::exception &e) {
-    rank.fail({{Code::Resource, formatted("cannot start the thread that carries messages to devices: {}", e.what())}}, true);
+    rank.fail({{Code::Resource, formatted("cannot start the thread that carries messages to devices: {}", e.what())}},
+              Tell::Peers);
   }
 }
 

@@ -9,6 +9,9 @@
 
 namespace isthmus::process {
 
+// Whom a rank tells that its communicator has failed. A rank tells nobody where the other ranks know of the failure, or need not know.
+enum class Tell : uint8_t { Peers, Nobody };
+
 // The text may begin with the name of an operation. A rank that hears of the failure puts the name of its own operation there instead.
 struct Failure : Status {
   Failure() = default;

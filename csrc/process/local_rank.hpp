@@ -56,8 +56,8 @@ class ControlReceiver {
   virtual void withdrawn_out_of_band(uint32_t rank, uint64_t number) = 0;
   // `state`: what has become of the process, for the text ("is gone").
   virtual void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept = 0;
-  // The communicator fails on this rank. The first failure counts. `flood`: this rank tells the other ranks. Any thread.
-  virtual void fail(Failure why, bool flood) noexcept = 0;
+  // The communicator fails on this rank. The first failure counts. Any thread.
+  virtual void fail(Failure why, Tell whom) noexcept = 0;
   // The program has not caught the error `what`. `first`: the error does not follow from the error of another rank.
   virtual void raised(std::string_view what, bool first) noexcept = 0;
   virtual Failure why() const = 0;  // code Ok: the communicator has not failed

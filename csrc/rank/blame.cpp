@@ -177,7 +177,7 @@ void Blame::fail_late(const Operation &op) noexcept {
     who = "no staging memory was free for it, which other operations of this process had (ISTHMUS_STAGING_BYTES)";
   else if (op.plan && !op.plan->device.empty() && collectives_.device().executor()) who = library_text(op, code);
   else who = "it waited for no rank";
-  core_.fail_at(op, code, formatted(" did not finish within {:g} s: {}{}", op.call.timeout, who, inside()), true);
+  core_.fail_at(op, code, formatted(" did not finish within {:g} s: {}{}", op.call.timeout, who, inside()), Lateness::Late);
 }
 
 // ---- messages ------------------------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ void Blame::fail_late_message(int64_t now) noexcept {
       copy, code,
       formatted("{}: {}{}", now < copy.time.deadline_ns ? "" : formatted(" did not finish within {:g} s", copy.call.timeout),
                 who, in),
-      now >= copy.time.deadline_ns);
+      now < copy.time.deadline_ns ? Lateness::InTime : Lateness::Late);
 }
 
 // The operation is in none of the lists yet, because the thread that begins the operation is held up before.
@@ -276,7 +276,7 @@ void Blame::fail_late_submission(int64_t now) noexcept {
   if (late.empty()) return;
   Failure why{{Code::Timeout, late}};
   why.late = true;
-  core_.fail(std::move(why), true);
+  core_.fail(std::move(why), Tell::Peers);
 }
 
 }  // namespace isthmus::rank

@@ -43,7 +43,7 @@ bool Departure::end_operations(int64_t until_ns) noexcept {
   core_.fail(Code::Aborted,
              formatted("the communicator was destroyed on rank {}{}", core_.id.rank,
                        receives ? ", where a receive waited for a message that had not come" : ""),
-             core_.has_work() && !receives);
+             core_.has_work() && !receives ? Tell::Peers : Tell::Nobody);
   while (core_.has_work() && !driver_.only_stuck()) {
     if (!driver_.drive()) ::sched_yield();
   }

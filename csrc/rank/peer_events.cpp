@@ -16,7 +16,7 @@ void PeerEvents::lost(bootstrap::Peer &process, const std::string &why, const ch
     Failure lost{
         {Code::PeerLost, formatted("{} {}: {}; start it again and make a new communicator", core_.id.text(q), state, why)}};
     lost.doing = collectives_.waiting_text();
-    return core_.fail(std::move(lost), true);
+    return core_.fail(std::move(lost), Tell::Peers);
   }
 }
 
@@ -33,7 +33,7 @@ void PeerEvents::link_broken(const link::Link *link, const std::string &why) noe
         Code::PeerLost,
         formatted("{} has destroyed its side of the communicator, and part of what it sent did not arrive ({})",
                   core_.id.text(q), why),
-        true);
+        Tell::Peers);
   }
 }
 

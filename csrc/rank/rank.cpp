@@ -105,7 +105,7 @@ void Rank::run(Operation *op) noexcept {
 
 void Rank::abort(std::string text) noexcept {
   exchange_.abort();
-  core_.fail(Code::Aborted, std::move(text), true);
+  core_.fail(Code::Aborted, std::move(text), Tell::Peers);
 }
 
 void Rank::leave(int64_t until_ns) noexcept {

@@ -63,13 +63,13 @@ void RankPort::peer_lost(bootstrap::Peer &process, const std::string &why, const
   rank_.events().lost(process, why, state);
 }
 
-void RankPort::fail(Failure why, bool flood) noexcept { rank_.core().fail(std::move(why), flood); }
+void RankPort::fail(Failure why, Tell whom) noexcept { rank_.core().fail(std::move(why), whom); }
 
 void RankPort::raised(std::string_view what, bool first) noexcept {
   constexpr size_t kMost = 300;
   Failure why{{Code::PeerLost, formatted("{} raised {}", rank_.id().text(rank()), one_line(what, kMost))}};
   why.raiser = first ? rank() : -1;
-  fail(std::move(why), true);
+  fail(std::move(why), Tell::Peers);
 }
 
 Failure RankPort::why() const { return rank_.core().why(); }

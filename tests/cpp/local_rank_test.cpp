@@ -47,7 +47,7 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
   void came_out_of_band(uint32_t, uint64_t, uint64_t, std::span<const std::byte> bytes) override { came += bytes.size(); }
   void withdrawn_out_of_band(uint32_t, uint64_t) override { ++withdrawn; }
   void peer_lost(bootstrap::Peer &, const std::string &, const char *) noexcept override {}
-  void fail(Failure reason, bool) noexcept override { failure = std::move(reason); }
+  void fail(Failure reason, Tell) noexcept override { failure = std::move(reason); }
   void raised(std::string_view, bool) noexcept override {}
   Failure why() const override { return failure; }
   Answer answer(uint64_t sequence) const noexcept override {

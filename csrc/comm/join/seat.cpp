@@ -195,7 +195,7 @@ void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, 
     fix_rings(local, m.terms, {invitation.context, std::move(places), part, m.offer.device, invitation.deadline, guard});
   } catch (const Error &e) {
     const std::string text = formatted("init of '{}' on rank {}: {}", invitation.name, invitation.rank, e.text());
-    local.core().fail(e.code(), text, true);
+    local.core().fail(e.code(), text, process::Tell::Peers);
     throw Error(e.code(), text);
   }
 }
