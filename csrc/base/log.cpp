@@ -163,7 +163,7 @@ void set_log_level(const char *level) noexcept {
 
 void set_log_file(std::string_view pattern) { sink().set_file(pattern); }
 void forget_log_rank() { sink().forget_rank(); }
-void note_log_ranks(std::span<const int> ranks, bool certain) { sink().note_ranks(ranks, certain); }
+void note_log_ranks(std::span<const int> ranks, LogRanks which) { sink().note_ranks(ranks, which == LogRanks::All); }
 
 void log_values(LogLevel level, fmt::string_view format, fmt::format_args values) noexcept {
   try {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -16,9 +17,10 @@ void set_log_level(const char *level) noexcept;  // "trace" "debug" "info" "warn
 // A pattern (base/file_name.hpp); empty: stderr. Where it holds %r, lines go to stderr until the rank is known. A forked child whose
 // file has another name opens that.
 void set_log_file(std::string_view pattern);
-// The ranks that this process has in its first communicator, of which the first is %r. Not `certain`: there may be more of them. What
-// comes later is another communicator's, and changes nothing until the rank is forgotten.
-void note_log_ranks(std::span<const int> ranks, bool certain);
+// The ranks that this process has in its first communicator, of which the first is %r. MaybeSome: there may be more of them. What comes
+// later is another communicator's, and changes nothing until the rank is forgotten.
+enum class LogRanks : uint8_t { All, MaybeSome };
+void note_log_ranks(std::span<const int> ranks, LogRanks which);
 void forget_log_rank();
 inline std::atomic<int> log_level_now{static_cast<int>(LogLevel::Warn)};
 inline bool log_on(LogLevel level) noexcept {

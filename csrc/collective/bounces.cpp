@@ -48,7 +48,7 @@ Bounce Bounces::take(uint64_t in, uint64_t out) {
   for (uint64_t ring = std::min(kMostRing, most) / kPage * kPage; ring >= kLeastRing; ring = ring / 2 / kPage * kPage) {
     cut(ring);
     try {
-      bounce.staging = arena_.allocate_staging(bounce.slots * bounce.piece, false);
+      bounce.staging = arena_.allocate_staging(bounce.slots * bounce.piece, link::Fill::AnyBytes);
       bounce.host = arena_.base() + bounce.staging;
       bounce.device = arena_device_ + bounce.staging;
       return bounce;

@@ -40,7 +40,7 @@ bool HostExecutor::start(Operation &op) noexcept {
   op.run.told_rank = 0;
   op.run.streams = plan::writes_past_caches(p, op.operands());
   last_ring_ = op.sequence;
-  if (memory_.guards() && p.slot_bytes > 0) memory_.let_in(p.host_in_slots);
+  if (memory_.guards() && p.slot_bytes > 0) memory_.let_in(p.host_in_slots ? SlotAccess::Host : SlotAccess::Nobody);
   // The sizes are free to overwrite: all ranks have ended the last operation that used a ring, and only such an operation publishes sizes.
   if (p.pairwise_sizes)
     for (int q = 0; q < core_.id.world; ++q)

@@ -21,9 +21,9 @@ void SlotMemory::fix(uint64_t bytes) {
   if (bytes == 0 && fixed_ != 0) core_.context->staging().give_fixed_ring(std::exchange(fixed_, 0), allocated_);
 }
 
-void SlotMemory::let_in(bool host) noexcept {
+void SlotMemory::let_in(SlotAccess whom) noexcept {
   for (const std::span<std::byte> slots : guarded_)
-    if (::mprotect(slots.data(), slots.size(), host ? PROT_READ | PROT_WRITE : PROT_NONE) != 0)
+    if (::mprotect(slots.data(), slots.size(), whom == SlotAccess::Host ? PROT_READ | PROT_WRITE : PROT_NONE) != 0)
       ISTHMUS_WARN("ISTHMUS_GUARD_SLOTS: the access to slots cannot be changed ({})", std::strerror(errno));
 }
 

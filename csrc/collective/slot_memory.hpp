@@ -18,6 +18,8 @@
 
 namespace isthmus::collective {
 
+enum class SlotAccess : uint8_t { Host, Nobody };
+
 class SlotMemory {
  public:
   // `fixed`, `fixed_bytes`: from StagingBook::take_fixed_ring(); 0: none. `read`: see Rings.
@@ -27,7 +29,7 @@ class SlotMemory {
   void fix(uint64_t bytes);  // all ranks that share memory have a ring of so many bytes at a fixed place; 0: they have none
   // In operations that leave slots to devices, the memory of these slots is closed to this process (the setting GuardSlots).
   void guard(std::vector<std::span<std::byte>> slots) { guarded_ = std::move(slots); }
-  void let_in(bool host) noexcept;  // to guarded slots
+  void let_in(SlotAccess whom) noexcept;  // to guarded slots
   bool guards() const noexcept { return !guarded_.empty(); }
 
   // Gives an operation slots and, where its device copies through scratch, scratch: op.run.ring, op.run.scratch. False: there is no room now, but other

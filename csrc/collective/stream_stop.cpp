@@ -68,7 +68,7 @@ bool StreamStop::wanted(DeviceExecutor &executor, int64_t now, bool alone) noexc
   if (state_.load(std::memory_order_acquire) == State::None) {
     alone_ = alone;
     state_.store(State::Asked, std::memory_order_release);
-    core_.context->workers().call(core_.port, true);
+    core_.context->workers().call(core_.port, process::WorkerTask::StopStream);
   }
   return true;
 }

@@ -21,7 +21,7 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
     set_log_file(o.settings.text(Setting::LogFile));
     forget_log_rank();
   }
-  note_log_ranks(std::span(&rank, 1), false);
+  note_log_ranks(std::span(&rank, 1), LogRanks::MaybeSome);
   const Deadline deadline(o.settings.real(Setting::Timeout));
   std::unique_ptr<bootstrap::Exchange> exchange;
   std::string hint;

@@ -104,7 +104,7 @@ void Completions::wait(const Operation &op, int64_t until_ns) noexcept {
   while (!returned() && !in_callback && op.core && op.birth.here()) {
     const int64_t left = until_ns - now_ns();
     if (left <= 0) return;
-    op.core->context->links().sleep(false, std::min<int64_t>(left, 20'000'000), [&](bool) { return returned(); });
+    op.core->context->links().sleep_at_doorbell(std::min<int64_t>(left, 20'000'000), returned);
   }
 }
 

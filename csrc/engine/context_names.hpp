@@ -14,6 +14,7 @@ using process::Failure;
 using process::LeaveBody;
 using process::Leaving;
 using process::Links;
+using process::LookAt;
 using process::OutOfBandHead;
 using process::StagingBook;
 using process::Tell;

@@ -22,7 +22,7 @@ void DeviceHealth::doubt(int64_t now) noexcept {
     return;
   if (asked == 0) return;  // 100 ms after the first doubt
   doubted_.store(true, std::memory_order_release);
-  core_.context->workers().call(core_.port);
+  core_.context->workers().call(core_.port, process::WorkerTask::LookAndCarry);
 }
 
 Status DeviceHealth::look() noexcept {

@@ -202,7 +202,7 @@ void RankCore::sleep_until(Holds holds) noexcept {
       asked = now;
       ask_for_interrupt();
     }
-    context->links().sleep(false, kNap, [&](bool) { return holds(); });
+    context->links().sleep_at_doorbell(kNap, holds);
   }
 }
 

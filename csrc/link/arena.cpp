@@ -45,7 +45,7 @@ uint64_t Arena::allocate_mailbox(size_t bytes) {
   return allocate(mailboxes_, bytes, "mailboxes");
 }
 
-uint64_t Arena::allocate_staging(size_t bytes, bool zeroed) {
+uint64_t Arena::allocate_staging(size_t bytes, Fill fill) {
   uint64_t offset = 0;
   bool dirty = false;  // kept pages have what their last owner wrote
   {
@@ -53,7 +53,7 @@ uint64_t Arena::allocate_staging(size_t bytes, bool zeroed) {
     offset = allocate(staging_, bytes, "ISTHMUS_STAGING_BYTES");
     dirty = pinned_;
   }
-  if (zeroed && dirty) std::memset(base() + offset, 0, bytes);
+  if (fill == Fill::Zeros && dirty) std::memset(base() + offset, 0, bytes);
   return offset;
 }
 

@@ -21,6 +21,9 @@
 
 namespace isthmus::link {
 
+// What memory holds when an allocation hands it over.
+enum class Fill : uint8_t { Zeros, AnyBytes };
+
 class Arena {
  public:
   static constexpr size_t kHeader = 4096, kDoorbellOffset = 128;
@@ -38,9 +41,9 @@ class Arena {
     return *std::launder(reinterpret_cast<Doorbell *>(arena_base + kDoorbellOffset));
   }
 
-  // Offsets from base(), aligned to 4096 bytes, of zeroed memory. Throw Error(Resource) where the region is full.
+  // Offsets from base(), aligned to 4096 bytes, of memory with zeros unless the caller takes any bytes. Throw Error(Resource) where the region is full.
   uint64_t allocate_mailbox(size_t bytes);
-  uint64_t allocate_staging(size_t bytes, bool zeroed = true);
+  uint64_t allocate_staging(size_t bytes, Fill fill = Fill::Zeros);
   // Memory beyond the staging region, which is never pinned, for operations that would wait for each other without it. free_staging() frees
   // such memory too.
   uint64_t allocate_beyond(size_t bytes);

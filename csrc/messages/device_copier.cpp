@@ -27,13 +27,13 @@ DeviceCopier::~DeviceCopier() {
   }
 }
 
-void DeviceCopier::make(Lane &lane, bool gated) {
+void DeviceCopier::make(Lane &lane) {
   if (lane.made.load(std::memory_order_relaxed)) return;
   lane.stream = runtime_.make_stream(device_, "isthmus messages");
   lane.signal = runtime_.make_signal(device_, wake_, context_);
   lane.before = runtime_.make_event(device_);
   lane.after = runtime_.make_event(device_);
-  if (gated) lane.gate = runtime_.make_gate(device_);
+  if (&lane == &in_) lane.gate = runtime_.make_gate(device_);
   lane.made.store(true, std::memory_order_release);
 }
 
@@ -43,7 +43,7 @@ device::Stream &DeviceCopier::user(Lane &lane, void *handle) {
 }
 
 void DeviceCopier::mark(Operation &op) {
-  make(late_, false);
+  make(late_);
   std::unique_ptr<device::Event> mark;
   {
     const Lock lock(marks_lock_);
@@ -76,8 +76,9 @@ void DeviceCopier::reserve(Operation &op) noexcept {
 }
 
 // As soon as the signal of a copy behind a gate is armed, the copy may have landed, and the operation may be over.
-void DeviceCopier::carry(Operation &op, Lane &lane, bool out, bool gated) {
-  make(lane, gated);
+void DeviceCopier::carry(Operation &op, Lane &lane) {
+  const bool gated = &lane == &in_;
+  make(lane);
   device::Stream &stream = *lane.stream;
   device::Stream *const theirs = op.call.on_stream ? &user(lane, op.call.stream) : nullptr;
   if (op.carry.begun) {
@@ -94,7 +95,7 @@ void DeviceCopier::carry(Operation &op, Lane &lane, bool out, bool gated) {
   lane.armed.store(ticket, std::memory_order_release);  // some of the work may run, whatever fails from here on
   if (gated) lane.gate->arm(stream, ticket);
   std::byte *const stage = op.carry.send_slot ? op.carry.send_slot : arena_ + op.message.place.piece.offset;
-  if (out) runtime_.copy(stream, stage, op.call.in, op.call.bytes, &cancelled_);
+  if (&lane == &out_) runtime_.copy(stream, stage, op.call.in, op.call.bytes, &cancelled_);
   else runtime_.copy(stream, op.call.out, stage, op.call.bytes, &cancelled_);
   if (theirs) {
     lane.after->record(stream);

@@ -47,15 +47,13 @@ class DeviceCopier {
 
   // Each submits the copy of op's message between the user's memory and the message's stage, and sets op->carry.ticket. If the call names a user's
   // stream, the copy comes behind what the stream holds and before what the stream gets later. Each throws what the runtime throws.
-  void take(Operation &op) { carry(op, out_, true, false); }  // to the stage
-  void expect(Operation &op) {
-    carry(op, in_, false, true);
-  }  // from the stage, once open() has come to the copy; reserved before
-  void put(Operation &op) { carry(op, late_, false, false); }  // from the stage, which has the message
+  void take(Operation &op) { carry(op, out_); }   // to the stage
+  void expect(Operation &op) { carry(op, in_); }  // from the stage, once open() has come to the copy; reserved before
+  void put(Operation &op) { carry(op, late_); }   // from the stage, which has the message
   // reserve() gives a copy its place among the copies behind gates. The gate may then be opened before the copy is submitted: a thread that frees
   // device memory may hold up the submission for as long as the device has something to do. Once the gate is made, reserve() allocates nothing and
   // calls no runtime.
-  void make_gate() { make(in_, true); }
+  void make_gate() { make(in_); }
   void reserve(Operation &op) noexcept;
 
   // mark() notes what the user's stream holds now, for a copy that is submitted later. Any thread may call forget().
@@ -85,8 +83,8 @@ class DeviceCopier {
     std::atomic<bool> made{false};
     std::atomic<uint64_t> armed{0};
   };
-  void carry(Operation &op, Lane &lane, bool out, bool gated);
-  void make(Lane &lane, bool gated);
+  void carry(Operation &op, Lane &lane);
+  void make(Lane &lane);
   device::Stream &user(Lane &lane, void *handle);
   static bool reached(const Lane &lane, const Operation &op) noexcept {
     const uint64_t ticket = op.carry.ticket.load(std::memory_order_acquire);
@@ -99,7 +97,7 @@ class DeviceCopier {
   const device::Wake wake_;
   void *const context_;
   const bool gates_, wakes_;
-  Lane out_, in_, late_;
+  Lane out_, in_, late_;  // to the stage; from the stage, behind gates; from the stage
   SpinLock marks_lock_;
   std::vector<std::unique_ptr<device::Event>> marks_ ISTHMUS_GUARDED_BY(marks_lock_);  // spare
   std::atomic<int64_t> aborted_ns_{0};

@@ -49,7 +49,7 @@ void Matcher::sent(link::Outgoing &out) {
   else me.core_.end(op, Code::Ok, {});
 }
 
-void Matcher::start_send(Operation *op, bool fresh) noexcept {
+void Matcher::start_send(Operation *op, SendTurn turn) noexcept {
   const int peer = op->call.root;
   PeerRank &p = core_.peers[peer];
   const uint64_t total = op->call.bytes;
@@ -60,7 +60,8 @@ void Matcher::start_send(Operation *op, bool fresh) noexcept {
   op->frame.out.finished = &Matcher::sent;
   {
     const auto s = table_.lock();
-    if (fresh && s->behind_another(op)) {  // a send before this one is not out yet, and messages keep their order
+    if (turn == SendTurn::Awaits &&
+        s->behind_another(op)) {  // a send before this one is not out yet, and messages keep their order
       sends_.number(*s, op);
       return table_.begin_moving(s->taking, op);
     }

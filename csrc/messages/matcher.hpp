@@ -22,14 +22,17 @@
 
 namespace isthmus::messages {
 
+enum class SendTurn : uint8_t { Awaits, Has };
+
 class Matcher {
  public:
   Matcher(RankCore &core, MessageTable &table, MessagePlaces &places, SlotSends &sends, SlotReceives &slots,
           MessageDevice &device) noexcept
       : core_(core), table_(table), places_(places), sends_(sends), slots_(slots), device_(device) {}
 
-  // The bytes of a send are out of the device, or the send is in host memory. A `fresh` send waits in `taking` for the sends before it.
-  void start_send(Operation *op, bool fresh) noexcept;
+  // The bytes of a send are out of the device, or the send is in host memory. A send that awaits its turn waits in `taking` for the sends
+  // before it.
+  void start_send(Operation *op, SendTurn turn) noexcept;
   // A receive is called. False: the receive's place on the device is not known, and the receive has no other place.
   bool start_recv(Operation *op) noexcept;
   // Takes a receive out of `granting`. The receive's place is free now: `piece`, or the place that the receive has.

@@ -78,7 +78,7 @@ Operation *MessageCopies::next(bool (&memory)[2], bool &later) noexcept {
 }
 
 bool MessageCopies::carry() noexcept {
-  table_.worker_is_called(false);
+  table_.worker_came();
   bool memory[2] = {true, true};
   for (;;) {
     const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, nullptr);

@@ -79,7 +79,7 @@ void MessageSubmission::submit_one(Operation *op) noexcept {
     core_.activate();
     return send ? send_from_device(op) : recv_to_device(op);
   }
-  if (send) matcher_.start_send(op, true);
+  if (send) matcher_.start_send(op, SendTurn::Awaits);
   else matcher_.start_recv(op);
 }
 

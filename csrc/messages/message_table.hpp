@@ -131,7 +131,8 @@ class MessageTable {
   // The thread that drives calls the device worker once. The worker looks at all that waits for the worker.
   void want_worker() noexcept { worker_wanted_.store(true, std::memory_order_release); }
   bool worker_wanted() noexcept { return worker_wanted_.exchange(false, std::memory_order_acq_rel); }
-  void worker_is_called(bool called) noexcept { worker_called_.store(called, std::memory_order_relaxed); }
+  void worker_called() noexcept { worker_called_.store(true, std::memory_order_relaxed); }
+  void worker_came() noexcept { worker_called_.store(false, std::memory_order_relaxed); }
   bool worker_is_called() const noexcept { return worker_called_.load(std::memory_order_relaxed); }
 
   std::atomic<uint32_t> slot_waiters{0};  // sends that wait for a slot

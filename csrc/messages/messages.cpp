@@ -31,8 +31,8 @@ bool Messages::drive() noexcept {
   while (!core_.failed() && (start_next_send() || grant_next() || end_next_landed())) moved = true;
   open_gates();
   if (table_.worker_wanted()) {
-    table_.worker_is_called(true);
-    core_.context->workers().call(core_.port);
+    table_.worker_called();
+    core_.context->workers().call(core_.port, process::WorkerTask::LookAndCarry);
   }
   return moved;
 }
@@ -60,7 +60,7 @@ bool Messages::start_next_send() noexcept {
     table_.end_moving();
   }
   places_.spill(op);
-  matcher_.start_send(op, false);
+  matcher_.start_send(op, SendTurn::Has);
   table_.lock()->starting.reset();
   return true;
 }

@@ -12,21 +12,21 @@
 
 namespace isthmus::process {
 
-DeviceWorkers::DeviceWorker &DeviceWorkers::worker_of(const LocalRank &rank, bool stops) {
+DeviceWorkers::DeviceWorker &DeviceWorkers::worker_of(const LocalRank &rank, WorkerTask task) {
   for (const auto &w : workers_)
-    if (w->runtime == rank.runtime() && w->device == rank.device() && w->stops == stops) return *w;
+    if (w->runtime == rank.runtime() && w->device == rank.device() && w->task == task) return *w;
   DeviceWorker &made = *workers_.emplace_back(std::make_unique<DeviceWorker>());
   made.runtime = rank.runtime();
   made.device = rank.device();
-  made.stops = stops;
+  made.task = task;
   return made;
 }
 
-void DeviceWorkers::call(LocalRank &rank, bool stops) {
+void DeviceWorkers::call(LocalRank &rank, WorkerTask task) {
   auto shared = rank.itself();
   const Lock lock(mutex_);
   try {
-    DeviceWorker &worker = worker_of(rank, stops);
+    DeviceWorker &worker = worker_of(rank, task);
     worker.jobs.push_back(std::move(shared));
     if (!worker.thread.joinable()) worker.thread = begin_own_thread([this, &worker] { loop(worker); });
     worker.called.notify_one();
@@ -68,7 +68,7 @@ void DeviceWorkers::loop(DeviceWorker &worker) {
       const auto rank = job.lock();
       const auto same = [&](const auto &other) { return !other.owner_before(rank) && !rank.owner_before(other); };
       if (!rank) continue;
-      if (worker.stops) {
+      if (worker.task == WorkerTask::StopStream) {
         rank->stop_stream();
         continue;
       }

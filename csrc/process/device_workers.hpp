@@ -15,23 +15,28 @@
 
 namespace isthmus::process {
 
+// What a device's two workers are there for.
+enum class WorkerTask : uint8_t {
+  LookAndCarry,  // looks at the device, and carries the rank's messages (LocalRank::carry_messages)
+  StopStream     // stops the rank's stream (LocalRank::stop_stream)
+};
+
 class DeviceWorkers {
  public:
-  // The worker of the rank's device looks at the device and carries the rank's messages (LocalRank::carry_messages). `stops`: the other
-  // worker stops the rank's stream instead. Where the thread cannot be begun, the rank fails.
-  void call(LocalRank &rank, bool stops = false);
+  // Calls the worker of the rank's device that has this task. Where the thread cannot be begun, the rank fails.
+  void call(LocalRank &rank, WorkerTask task);
   void end() noexcept;  // and waits for the threads. No thread calls any more
 
  private:
   struct DeviceWorker {
     device::Runtime *runtime;
     int device;
-    bool stops;
+    WorkerTask task;
     Condition called;
     std::vector<std::weak_ptr<LocalRank>> jobs;
     std::thread thread;
   };
-  DeviceWorker &worker_of(const LocalRank &rank, bool stops) ISTHMUS_REQUIRES(mutex_);
+  DeviceWorker &worker_of(const LocalRank &rank, WorkerTask task) ISTHMUS_REQUIRES(mutex_);
   void loop(DeviceWorker &worker);
 
   Mutex mutex_;

@@ -35,7 +35,7 @@ bootstrap::Peer &Links::connect(const bootstrap::Endpoint &endpoint, const boots
         if (l->peer == &peer && !l->shm) return peer;  // its streams belong to a link already
     }
     mesh_->connect(endpoint, key, shared, streams, deadline);
-    link_to(&peer, false);
+    link_to(&peer, Carrier::Tcp);
   }
   return peer;
 }
@@ -67,7 +67,8 @@ void Links::make_memory_link(LinkSlot &slot) {
   mesh_->send(*peer, static_cast<uint16_t>(Control::StreamRing), packed(mine));
 }
 
-link::Link *Links::link_to(bootstrap::Peer *peer, bool memory) {
+link::Link *Links::link_to(bootstrap::Peer *peer, Carrier carrier) {
+  const bool memory = carrier == Carrier::Memory;
   const Lock lock(mutex_);
   for (auto &l : links_)
     if (l->peer == peer && (peer == nullptr || (l->shm != nullptr) == memory)) return l->link.get();
@@ -112,12 +113,12 @@ bool Links::drive(LinkSlot &slot) {
   return moved;
 }
 
-bool Links::drive(bool watched) noexcept {
+bool Links::drive(LookAt links) noexcept {
   bool moved = false;
   const uint32_t n = link_count_.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < n; ++i) {
     LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
-    if ((!watched || !slot.sockets) && !slot.link->quiet()) moved |= drive(slot);
+    if ((links == LookAt::AllLinks || !slot.sockets) && !slot.link->quiet()) moved |= drive(slot);
   }
   if (moved && watch_.others_sleep()) arena_.doorbell().ring();
   return moved;

@@ -25,10 +25,13 @@
 #include "link/frame.hpp"
 #include "link/memory.hpp"
 #include "process/control_wire.hpp"
+#include "process/local_rank.hpp"
 #include "process/rank_table.hpp"
 #include "process/socket_watch.hpp"
 
 namespace isthmus::process {
+
+enum class Carrier : uint8_t { Memory, Tcp };
 
 class Links final {
  public:
@@ -39,24 +42,30 @@ class Links final {
   // The process with this endpoint, connected as asked. Idempotent.
   bootstrap::Peer &connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared, int streams,
                            Deadline deadline);
-  // The link to a process (null: this process), made at first use. `memory`: through shared memory; else TCP over peer->data.
-  link::Link *link_to(bootstrap::Peer *peer, bool memory);
+  // The link to a process (null: this process), made at first use: through shared memory, or by TCP over peer->data.
+  link::Link *link_to(bootstrap::Peer *peer, Carrier carrier);
   // A peer has made its ring for what it sends to this process (Control::StreamRing).
   void ring_came(bootstrap::Peer &peer, const StreamRingBody &ring);
   bool any() const noexcept { return link_count_.load(std::memory_order_acquire) != 0; }
   int count() const noexcept { return static_cast<int>(link_count_.load()); }
 
-  // Moves what the links can move. True if something moved. `watched`: not the links of which sockets tell.
-  bool drive(bool watched = false) noexcept;
+  // Moves what the links can move. True if something moved.
+  bool drive(LookAt links = LookAt::AllLinks) noexcept;
   // After this no link holds anything of that rank.
   void cancel(const LocalRank &rank);
   // Fails the ranks behind links that broke while the control connection of the peer goes on as if nothing were wrong.
   void report_broken(int64_t now) noexcept;
 
-  // Sleeps until something may have happened: the doorbell, a socket (where `sockets`), at most `ns`. ready(watched) is asked once more
-  // before the sleep; `watched`: not about what sockets tell.
+  // Sleeps until something may have happened: the doorbell, a socket (where `sockets`), at most `ns`. ready(LookAt) is asked once more
+  // before the sleep.
   template <class Ready>
   void sleep(bool sockets, int64_t ns, Ready ready);
+  // The same, where no socket matters. ready() is asked once more before the sleep.
+  template <class Ready>
+  void sleep_at_doorbell(int64_t ns, Ready ready) {
+    Nap nap(arena_.doorbell());
+    if (!ready()) nap.sleep(ns);
+  }
   // How long to spin where sockets may end the wait: shorter while waits are longer than any spinning, and long again after a short wait.
   // (KVM does the same where it polls for an interrupt before it halts.)
   int64_t socket_spin_ns() const noexcept { return socket_spin_ns_.load(std::memory_order_relaxed); }
@@ -110,18 +119,14 @@ class Links final {
 
 template <class Ready>
 void Links::sleep(bool sockets, int64_t ns, Ready ready) {
-  if (!sockets || !has_sockets_.load(std::memory_order_acquire)) {
-    Nap nap(arena_.doorbell());
-    if (!ready(false)) nap.sleep(ns);
-    return;
-  }
+  const auto ready_at_all = [&] { return ready(LookAt::AllLinks); };
+  if (!sockets || !has_sockets_.load(std::memory_order_acquire)) return sleep_at_doorbell(ns, ready_at_all);
   const SocketWatch::Turn watch(watch_);
   if (watch.mine()) {
     const PollNap nap(arena_.doorbell());
-    if (!ready(true)) poll_sockets(ns);
+    if (!ready(LookAt::AllButSockets)) poll_sockets(ns);
   } else {
-    Nap nap(arena_.doorbell());
-    if (!ready(false)) nap.sleep(ns);
+    sleep_at_doorbell(ns, ready_at_all);
   }
 }
 

@@ -67,13 +67,16 @@ class ControlReceiver {
   virtual std::string waiting_text() const = 0;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
 };
 
+// The links that a thread moves. A thread that is about to poll the sockets hears from them, and leaves out the links over sockets.
+enum class LookAt : uint8_t { AllLinks, AllButSockets };
+
 class Drivable {
  public:
   virtual ~Drivable() = default;
   virtual bool has_work() const noexcept = 0;     // operations that are not over
   virtual uint32_t waiters() const noexcept = 0;  // callers that wait, and drive the rank meanwhile
-  // One non-blocking try to move the operations and the links. True if something moved. `watched`: another thread looks after the sockets.
-  virtual bool drive(bool watched) noexcept = 0;
+  // One non-blocking try to move the operations and the links. True if something moved.
+  virtual bool drive(LookAt links) noexcept = 0;
   virtual int64_t check_deadlines(int64_t now) noexcept = 0;  // ends what is late
   virtual bool polls_device() const noexcept = 0;             // the rank waits for a device, which wakes no thread
   // A device signals without waking a thread, so a thread that waits for a device looks again after a sixteenth of the time that the thread

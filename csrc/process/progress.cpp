@@ -119,7 +119,7 @@ Progress::Round Progress::drive(const Listed &listed) {
     round.work = true;
     if (rank->waiters() == 0) {
       round.waited_for = false;
-      round.moved |= rank->drive(false);
+      round.moved |= rank->drive(LookAt::AllLinks);
     }
   }
   return round;
@@ -153,9 +153,9 @@ void Progress::sleep_without_work(Listed &listed) {
 void Progress::sleep_with_work(const Listed &listed, int64_t idle_ns) {
   const bool polls = std::any_of(listed.ranks.begin(), listed.ranks.end(), [](const auto &r) { return r->polls_device(); });
   const int64_t nap_ns = polls ? Drivable::device_nap(idle_ns) : 5'000'000;
-  links_.sleep(links_.any(), nap_ns, [&](bool watched) {
+  links_.sleep(links_.any(), nap_ns, [&](LookAt links) {
     for (const auto &rank : listed.ranks)
-      if (rank->has_work() && rank->waiters() == 0 && rank->drive(watched)) return true;
+      if (rank->has_work() && rank->waiters() == 0 && rank->drive(links)) return true;
     return version_.load(std::memory_order_acquire) != listed.version || stop_.load(std::memory_order_acquire) ||
            due_.load(std::memory_order_acquire);
   });

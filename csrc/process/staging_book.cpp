@@ -41,7 +41,7 @@ bool StagingBook::give_idle() {
 std::optional<uint64_t> StagingBook::MessageStaging::allocate(uint64_t bytes) noexcept {
   for (bool again = false;; again = true) {
     try {
-      return book_.arena_.allocate_staging(bytes, false);
+      return book_.arena_.allocate_staging(bytes, link::Fill::AnyBytes);
     } catch (const Error &) {}
     if (again || !book_.give_idle()) return std::nullopt;  // slots that no operation has
   }

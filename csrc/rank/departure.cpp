@@ -34,7 +34,7 @@ bool Departure::end_operations(int64_t until_ns) noexcept {
     receives = now_ns() - begun > kReceives && only_receives_wait();
     if (receives) break;
     core_.context->links().sleep(core_.context->links().any(), 1'000'000,
-                                 [&](bool watched) { return driver_.drive(watched) || !core_.has_work(); });
+                                 [&](LookAt links) { return driver_.drive(links) || !core_.has_work(); });
   }
   // Some peers may not have heard yet why this communicator failed. They must hear the reason before they hear of this rank's leaving.
   if (core_.failed()) core_.tell_peers(core_.why());
@@ -64,7 +64,7 @@ bool Departure::wait_for_others(std::atomic<bool> PeerRank::*flag, int64_t ns) n
   };
   const auto alive = [&] { return of_all_others([](const PeerRank &p) { return !p.lost() && !p.left_broken.load(); }); };
   for (const int64_t until = now_ns() + ns; !come() && alive() && now_ns() < until;)
-    core_.context->links().sleep(false, 5'000'000, [&](bool) { return come(); });
+    core_.context->links().sleep_at_doorbell(5'000'000, come);
   return come() && alive();
 }
 
@@ -118,7 +118,7 @@ void Departure::retire() noexcept {
   for (int q = 0; q < world; ++q)
     if (const PeerRank &p = core_.peers[q]; q != core_.id.rank && p.mail)
       readers.push_back({q, p.process, p.mail, messages_.slots().written_by(q)});
-  collectives_.memory().let_in(true);
+  collectives_.memory().let_in(collective::SlotAccess::Host);
   messages_.places().free_spares();
   Context *const context = core_.context.get();
   const auto gone = std::make_shared<std::vector<std::atomic<bool>>>(static_cast<size_t>(world));

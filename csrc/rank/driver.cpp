@@ -7,9 +7,9 @@
 
 namespace isthmus::rank {
 
-bool RankDriver::drive(bool watched) noexcept {
+bool RankDriver::drive(LookAt links) noexcept {
   const bool moved = drive_operations();
-  return (core_.context->links().any() && core_.context->links().drive(watched)) || moved;
+  return (core_.context->links().any() && core_.context->links().drive(links)) || moved;
 }
 
 bool RankDriver::drive_operations() noexcept {
@@ -102,7 +102,7 @@ bool RankDriver::pause(Waiting &w, int64_t now, int64_t until_ns) noexcept {
   if (polls_device()) nap = std::min(nap, process::Drivable::device_nap(now - w.idle_since));
   bool driven = false;
   core_.context->progress().stand_in();
-  core_.context->links().sleep(w.sockets, nap, [&](bool watched) { return (driven = drive(watched)) || w.op->over(); });
+  core_.context->links().sleep(w.sockets, nap, [&](LookAt links) { return (driven = drive(links)) || w.op->over(); });
   return driven;
 }
 

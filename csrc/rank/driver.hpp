@@ -31,8 +31,8 @@ class RankDriver {
   RankDriver(RankCore &core, Collectives &collectives, Messages &messages, DeviceHealth &health, Blame &blame) noexcept
       : core_(core), collectives_(collectives), messages_(messages), health_(health), blame_(blame) {}
 
-  // One non-blocking try to move things, the links too. True: something moved. `watched`: not the links of which sockets tell.
-  bool drive(bool watched = false) noexcept;
+  // One non-blocking try to move things, the links too. True: something moved.
+  bool drive(LookAt links = LookAt::AllLinks) noexcept;
   bool drive_operations() noexcept;  // the same without the links
   // Waits until `op` is over (true), or `until_ns` has passed (false). Drives this rank and the links meanwhile, and calls the interrupt check.
   bool wait(Operation *op, int64_t until_ns) noexcept;

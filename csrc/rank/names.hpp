@@ -28,6 +28,7 @@ using engine::interrupt_wanted;
 using engine::Lateness;
 using engine::LeaveBody;
 using engine::Leaving;
+using engine::LookAt;
 using engine::Mailbox;
 using engine::Operation;
 using engine::OperationPool;

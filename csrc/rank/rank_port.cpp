@@ -81,7 +81,7 @@ std::string RankPort::waiting_text() const { return rank_.collectives().waiting_
 
 bool RankPort::has_work() const noexcept { return rank_.core().has_work(); }
 uint32_t RankPort::waiters() const noexcept { return rank_.core().waiters.load(std::memory_order_relaxed); }
-bool RankPort::drive(bool watched) noexcept { return rank_.driver().drive(watched); }
+bool RankPort::drive(LookAt links) noexcept { return rank_.driver().drive(links); }
 int64_t RankPort::check_deadlines(int64_t now) noexcept { return rank_.driver().check_deadlines(now); }
 bool RankPort::polls_device() const noexcept { return rank_.driver().polls_device(); }
 

@@ -41,7 +41,7 @@ class RankPort final : public process::LocalRank {
 
   bool has_work() const noexcept override;
   uint32_t waiters() const noexcept override;
-  bool drive(bool watched) noexcept override;
+  bool drive(LookAt links) noexcept override;
   int64_t check_deadlines(int64_t now) noexcept override;
   bool polls_device() const noexcept override;
 

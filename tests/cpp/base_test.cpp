@@ -419,7 +419,7 @@ class LogFile : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
   static int note(int rank) {
-    isthmus::note_log_ranks(std::span(&rank, 1), false);
+    isthmus::note_log_ranks(std::span(&rank, 1), isthmus::LogRanks::MaybeSome);
     return rank;
   }
   std::string folder_;
@@ -455,7 +455,7 @@ TEST_F(LogFile, OfAProcessWithSeveralRanksSaysThemAll) {
   isthmus::set_log_file(path("log"));
   note(1);
   const std::vector<int> all{0, 1, 4};
-  isthmus::note_log_ranks(all, true);
+  isthmus::note_log_ranks(all, isthmus::LogRanks::All);
   ISTHMUS_INFO("here");
   EXPECT_TRUE(contains(read("log"), " ranks 0,1,4 ")) << read("log");
 }
@@ -498,11 +498,11 @@ TEST_F(LogFile, OfAForkedChildIsItsOwnWhereThePatternHasTheProcess) {
 TEST_F(LogFile, ForgetsTheParentsRankInAForkedChild) {
   isthmus::set_log_file(path("log"));
   const int parents = 7, own = 3;
-  note_log_ranks(std::span(&parents, 1), true);
+  note_log_ranks(std::span(&parents, 1), LogRanks::All);
   const pid_t pid = ::fork();
   if (pid == 0) {
     ISTHMUS_INFO("before it has a rank");
-    note_log_ranks(std::span(&own, 1), false);
+    note_log_ranks(std::span(&own, 1), LogRanks::MaybeSome);
     ISTHMUS_INFO("with its rank");
     ::_exit(0);
   }

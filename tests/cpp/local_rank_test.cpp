@@ -60,7 +60,7 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
 
   bool has_work() const noexcept override { return work.load() != 0; }
   uint32_t waiters() const noexcept override { return waits.load(); }
-  bool drive(bool) noexcept override {
+  bool drive(LookAt) noexcept override {
     uint64_t left_over = work.load();
     while (left_over != 0 && !work.compare_exchange_weak(left_over, left_over - 1)) {}
     return left_over != 0;
@@ -285,11 +285,11 @@ TEST_F(RoomTest, ACallbackThatWaitsOnTheProgressThreadHasAnotherThreadTakeItsPla
 TEST_F(RoomTest, AWorkerComesAgainWhileMessagesWait) {
   DeviceWorkers workers;
   const auto rank = seated();
-  workers.call(*rank);
+  workers.call(*rank, WorkerTask::LookAndCarry);
   EXPECT_TRUE(soon([&] { return rank->carried == 3; }));
   EXPECT_GE(rank->looked.load(), 3);
   EXPECT_EQ(rank->stopped.load(), 0);
-  workers.call(*rank, true);
+  workers.call(*rank, WorkerTask::StopStream);
   EXPECT_TRUE(soon([&] { return rank->stopped == 1; }));
   EXPECT_EQ(rank->carried.load(), 3);
   workers.end();

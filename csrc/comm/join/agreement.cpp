@@ -23,7 +23,7 @@ void note_ranks_here(const std::vector<RankBlob> &ranks, const RankBlob &mine) {
   for (size_t r = 0; r < ranks.size(); ++r)
     if (ranks[r].info.process == mine.info.process && ranks[r].info.host == mine.info.host)
       here.push_back(static_cast<int>(r));
-  note_log_ranks(here, true);
+  note_log_ranks(here, LogRanks::All);
 }
 
 // Every rank must be able to take part, run the same protocol, and have the same settings of those that must agree. The text names the rank that
@@ -112,13 +112,13 @@ std::optional<topology::Group> served_group(const topology::Topology &t, int ran
 
 }  // namespace
 
-Map make_map(const std::vector<topology::RankInfo> &infos, topology::Bridge bridge, const Settings &settings, bool part) {
+Map make_map(const std::vector<topology::RankInfo> &infos, topology::Bridge bridge, const Settings &settings, MapOf what) {
   Map map;
   map.islands = topology::make_topology(infos, bridge);
   // Declared rates, else those of the profiles.
   const std::string &rates = settings.text(Setting::BridgeRates);
   if (rates.empty()) topology::apply_profiles(map.islands);
-  else topology::apply_rates(map.islands, part ? part_of_rates(map.islands, rates) : rates);
+  else topology::apply_rates(map.islands, what == MapOf::Part ? part_of_rates(map.islands, rates) : rates);
   map.memory = topology::dissolve(map.islands, {});
   return map;
 }
@@ -137,7 +137,7 @@ Agreement agree(const Invitation &invitation, const Offer &offer) {
     a.infos.push_back(r.info);
     if (!r.endpoint.tcp.empty()) a.infos.back().address = net::split_host_port(r.endpoint.tcp.front()).host;
   }
-  a.map = make_map(a.infos, a.bridge, invitation.settings, invitation.parent.has_value());
+  a.map = make_map(a.infos, a.bridge, invitation.settings, invitation.parent ? MapOf::Part : MapOf::Job);
   if (invitation.rank == 0 && !invitation.parent && invitation.settings.text(Setting::BridgeRates).empty())
     note_missing_profiles(a.map.islands, invitation.name);
   a.island = served_group(a.map.islands, invitation.rank);

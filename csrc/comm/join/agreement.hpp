@@ -22,8 +22,9 @@ struct Map {
     return !memory.flat && memory.group_of[static_cast<size_t>(q)] != memory.group_of[static_cast<size_t>(rank)];
   }
 };
-// `part`: the ranks need not have all islands of which the settings declare rates.
-Map make_map(const std::vector<topology::RankInfo> &infos, topology::Bridge bridge, const Settings &settings, bool part);
+// The settings declare the rates of a job's islands. A part of the job need not have all of these islands.
+enum class MapOf : uint8_t { Job, Part };
+Map make_map(const std::vector<topology::RankInfo> &infos, topology::Bridge bridge, const Settings &settings, MapOf what);
 
 struct Agreement {
   std::vector<RankBlob> ranks;

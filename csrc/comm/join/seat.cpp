@@ -47,10 +47,11 @@ void share_no_memory(Making &m, Attempts &attempt) {
   std::vector<topology::RankInfo> infos = m.agreement.infos;
   for (auto &i : infos) i.host += "/" + i.process;
   const topology::Bridge bridge = m.agreement.bridge;
-  m.map = make_map(infos, bridge == topology::Bridge::Shm ? topology::Bridge::Auto : bridge, invitation.settings, true);
+  m.map =
+      make_map(infos, bridge == topology::Bridge::Shm ? topology::Bridge::Auto : bridge, invitation.settings, MapOf::Part);
   for (size_t q = 0; q < m.world(); ++q)
     if (auto *&process = m.wiring.processes[q])
-      attempt([&] { process = connect(invitation, m.agreement, m.map, static_cast<int>(q), false); });
+      attempt([&] { process = connect(invitation, m.agreement, m.map, static_cast<int>(q), Reach::TcpAlone); });
 }
 
 void settle_terms(Making &m) {
@@ -156,7 +157,7 @@ void reach_peer(const Making &m, size_t q, engine::PeerRank &p) {
     p.mail = std::launder(reinterpret_cast<engine::Mailbox *>(base + at));
     p.bell = &link::Arena::doorbell_of(base);
   }
-  p.link = m.context().links().link_to(p.process, p.process && p.arena);
+  p.link = m.context().links().link_to(p.process, p.process && p.arena ? process::Carrier::Memory : process::Carrier::Tcp);
 }
 
 void reach_peers(Making &m, rank::Rank &local) {

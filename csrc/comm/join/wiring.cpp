@@ -76,11 +76,11 @@ void read_ballots(const Invitation &invitation, const Agreement &agreement, std:
 
 }  // namespace
 
-bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreement, const Map &map, int q, bool shared) {
+bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreement, const Map &map, int q, Reach reach) {
   const RankBlob &theirs = agreement.ranks[static_cast<size_t>(q)];
   const int streams = static_cast<int>(invitation.settings.integer(Setting::TcpStreams));
   try {
-    return &invitation.context->links().connect(theirs.endpoint, agreement.ranks[0].key, shared,
+    return &invitation.context->links().connect(theirs.endpoint, agreement.ranks[0].key, reach == Reach::MemoryToo,
                                                 map.streamed(invitation.rank, q) ? streams : 0, invitation.deadline);
   } catch (const Error &e) {  // the mesh names a process, and users know ranks
     throw Error(e.code(), formatted("rank {} (pid {} on {}): {}", q, theirs.info.pid, theirs.info.hostname, e.text()));
@@ -105,7 +105,10 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
     if (theirs.process == offer.blob.info.process) continue;
     const bool same_host = theirs.host == offer.blob.info.host;
     auto *&process = wiring.processes[q];
-    attempt([&] { process = connect(invitation, agreement, agreement.map, static_cast<int>(q), same_host); });
+    attempt([&] {
+      process =
+          connect(invitation, agreement, agreement.map, static_cast<int>(q), same_host ? Reach::MemoryToo : Reach::TcpAlone);
+    });
     if (same_host && process && !process->arena) mine.vote = Ballot::Vote::NoMemory;
   }
   // Before the vote: a rank that waits inside a library would take a rank without a stream for late.

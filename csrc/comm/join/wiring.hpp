@@ -25,7 +25,8 @@ struct Wiring {
 // Collective: one vote, the proof that all ranks are connected and listen.
 Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &agreement);
 
-// Connects this process with the process of rank `q`, as `map` says. `shared`: by shared memory too.
-bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreement, const Map &map, int q, bool shared);
+// Connects this process with the process of rank `q`, as `map` says.
+enum class Reach : uint8_t { MemoryToo, TcpAlone };
+bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreement, const Map &map, int q, Reach reach);
 
 }  // namespace isthmus::comm::join
