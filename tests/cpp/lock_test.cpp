@@ -63,6 +63,9 @@ TEST(Locks, AreHeldBehindAWait) {
   Lock lock(mutex);
   EXPECT_FALSE(changed.wait_for(mutex, std::chrono::milliseconds(1), [&] { return given; }));
   EXPECT_FALSE(free_for_others(mutex));
+  const auto soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+  while (changed.wait_until(lock, soon) != std::cv_status::timeout) {}
+  EXPECT_FALSE(free_for_others(mutex));
   std::thread other([&] {
     const Lock theirs(mutex);
     given = true;
