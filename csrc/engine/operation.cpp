@@ -92,6 +92,7 @@ void Operation::reset() noexcept {
     cut.parts = std::move(parts);
     renew(carry);
     frame.matcher = nullptr;
+    frame.operation = nullptr;
   }
   if (!is_p2p()) renew(run);
   call = Call{};

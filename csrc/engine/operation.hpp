@@ -154,9 +154,9 @@ struct OperandBlocks {
 };
 
 // The frame of a send, while the link has it.
-struct MessageFrame {
-  link::Outgoing out;
+struct MessageFrame : link::Outgoing {
   messages::Matcher *matcher = nullptr;  // whose frame it is
+  Operation *operation = nullptr;        // the send
 };
 
 struct OperationLife {

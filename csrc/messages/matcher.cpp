@@ -1,17 +1,12 @@
 #include "messages/matcher.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "base/copy.hpp"
 
 namespace isthmus::messages {
 namespace {
-
-Operation *op_of(link::Outgoing &out) {
-  return reinterpret_cast<Operation *>(reinterpret_cast<std::byte *>(&out) - offsetof(Operation, frame));
-}
 
 std::string elements(uint64_t bytes, uint8_t dtype) {
   if (dtype == static_cast<uint8_t>(DType::UInt8)) return formatted("{} bytes", bytes);
@@ -41,8 +36,9 @@ link::FrameHeader Matcher::header(const Operation &op, link::FrameKind kind, int
 
 // The link no longer reads the data of a send.
 void Matcher::sent(link::Outgoing &out) {
-  Operation *const op = op_of(out);
-  Matcher &me = *op->frame.matcher;
+  const auto &frame = static_cast<engine::MessageFrame &>(out);  // no other frame has this function
+  Operation *const op = frame.operation;
+  Matcher &me = *frame.matcher;
   const std::shared_ptr<void> keep = op->keep;
   me.table_.lock()->flowing.take(op);
   if (me.core_.failed()) me.core_.end(op, me.core_.failure().code, me.core_.about(*op));
@@ -55,9 +51,10 @@ void Matcher::start_send(Operation *op, SendTurn turn) noexcept {
   const uint64_t total = op->call.bytes;
   op->message.id = table_.next_id();
   op->frame.matcher = this;
-  op->frame.out.data = op->data(core_.context->arena().base());
-  op->frame.out.pending = op->frame.out.also = nullptr;
-  op->frame.out.finished = &Matcher::sent;
+  op->frame.operation = op;
+  op->frame.data = op->data(core_.context->arena().base());
+  op->frame.pending = op->frame.also = nullptr;
+  op->frame.finished = &Matcher::sent;
   {
     const auto s = table_.lock();
     if (turn == SendTurn::Awaits &&
@@ -70,18 +67,18 @@ void Matcher::start_send(Operation *op, SendTurn turn) noexcept {
       auto kind = link::FrameKind::RequestToSend;
       if (op->carry.send_slot) kind = link::FrameKind::Placed;
       else if (total <= UnexpectedMessages::kData && p.send_credit.take_for_message(total)) kind = link::FrameKind::Message;
-      op->frame.out.header = header(*op, kind, peer, op->message.id);
+      op->frame.header = header(*op, kind, peer, op->message.id);
       if (kind == link::FrameKind::Placed) {
-        op->frame.out.header.slot = sends_.slot_of(op);
-        op->frame.out.data = nullptr;
+        op->frame.header.slot = sends_.slot_of(op);
+        op->frame.data = nullptr;
       }
       if (kind == link::FrameKind::RequestToSend) {
-        op->frame.out.finished = nullptr;
+        op->frame.finished = nullptr;
         s->sending.append(op);
       } else {
         s->flowing.append(op);
       }
-      return p.link->post(op->frame.out);
+      return p.link->post(op->frame);
     }
   }
   core_.end(op, core_.failure().code, core_.about(*op));
@@ -98,9 +95,9 @@ void Matcher::send_data(const link::FrameHeader &h) noexcept {
     if (!op) return;
     s->flowing.append(op);
   }
-  op->frame.out.header.kind = link::FrameKind::MessageData;
-  op->frame.out.finished = &Matcher::sent;
-  core_.peers[source].link->post(op->frame.out);
+  op->frame.header.kind = link::FrameKind::MessageData;
+  op->frame.finished = &Matcher::sent;
+  core_.peers[source].link->post(op->frame);
 }
 
 // ---- receives ------------------------------------------------------------------------------------------------------------------------
