@@ -34,7 +34,7 @@ OneHop::OneHop(RankCore &core, Descriptions &descriptions, StreamingCopy &stream
       descriptions_(descriptions),
       streaming_(streaming),
       sources_(static_cast<size_t>(std::max(core.id.world, 2))) {
-  for (const auto &g : core.id.topology.groups) {
+  for (const auto &g : core.id.topology.islands) {
     for (const int r : g.ranks) order_.push_back(r);
     group_ends_.push_back(static_cast<uint32_t>(order_.size()));
   }

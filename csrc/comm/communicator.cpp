@@ -77,7 +77,7 @@ Communicator::Communicator(const join::Invitation &invitation, const bootstrap::
       settings_(invitation.settings),
       key_(key),
       timeout_(invitation.settings.real(Setting::Timeout)),
-      topology_(std::move(seat.islands)),
+      topology_(std::move(seat.topology)),
       terms_(std::move(seat.terms)),
       plans_(topology_, terms_, seat.rank->id()) {}
 

@@ -2,8 +2,8 @@
 
 namespace isthmus::comm {
 
-PlanCache::PlanCache(const topology::Topology &islands, const Terms &terms, const rank::Identity &own)
-    : islands_(islands), terms_(terms), own_(own) {
+PlanCache::PlanCache(const topology::Topology &topology, const Terms &terms, const rank::Identity &own)
+    : topology_(topology), terms_(terms), own_(own) {
   for (auto &f : flat_) f.store(-1, std::memory_order_relaxed);
 }
 
@@ -25,7 +25,7 @@ bool PlanCache::planned_flat(const plan::Request &r) const {
                          2 +
                      (r.bytes <= r.small_bytes);
   int8_t flat = flat_[key].load(std::memory_order_relaxed);
-  if (flat < 0) flat_[key].store(flat = plan::planned_on(islands_, r).flat, std::memory_order_relaxed);
+  if (flat < 0) flat_[key].store(flat = plan::planned_on(topology_, r).flat, std::memory_order_relaxed);
   return flat != 0;
 }
 
@@ -60,7 +60,7 @@ std::shared_ptr<const plan::Plan> PlanCache::plan_for(const plan::Request &r) {
   const PlanKey key{{r.collective, r.dtype, r.op, r.root, r.bytes, r.in_place, r.device}, r.small_bytes};
   const Lock lock(mutex_);
   if (const auto it = plans_.find(key); it != plans_.end()) return it->second;
-  auto plan = plan::plan_collective(islands_, own_.rank, r);
+  auto plan = plan::plan_collective(topology_, own_.rank, r);
   if (plans_.size() >= 512) plans_.clear();  // shapes that never come back must not pile up
   plans_.emplace(key, plan);
   return plan;

@@ -33,8 +33,8 @@ struct PlanChoice {
 
 class PlanCache {
  public:
-  // Of the rank `own` in a communicator of these islands and terms. All three outlive the cache and stay as they are.
-  PlanCache(const topology::Topology &islands, const Terms &terms, const rank::Identity &own);
+  // Of the rank `own` in a communicator of this topology and these terms. All three outlive the cache and stay as they are.
+  PlanCache(const topology::Topology &topology, const Terms &terms, const rank::Identity &own);
 
   // The request that a call of this shape would be planned for, and whether cells serve the call instead.
   PlanChoice choose(const Shape &shape) const;
@@ -44,7 +44,7 @@ class PlanCache {
  private:
   bool planned_flat(const plan::Request &r) const;
 
-  const topology::Topology &islands_;
+  const topology::Topology &topology_;
   const Terms &terms_;
   const rank::Identity &own_;
   // By collective, dtype, op and size class: whether a request is planned flat although libraries serve islands. -1: not known yet.

@@ -30,13 +30,13 @@ void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ra
 }
 
 // Settings go before profiles. Of several numbers the least counts, so ranks agree although their settings say different numbers.
-void Terms::choose_leader_bytes(std::span<const RankBlob> ranks, const topology::Topology &islands) {
+void Terms::choose_leader_bytes(std::span<const RankBlob> ranks, const topology::Topology &topology) {
   int64_t bytes = -1;
   for (const RankBlob &rank : ranks)
     if (rank.leader_bytes >= 0) bytes = bytes < 0 ? rank.leader_bytes : std::min(bytes, rank.leader_bytes);
   leader_bytes_from = plan::LeaderBytesFrom::Setting;
   if (bytes < 0) {
-    bytes = topology::measured_leader_bytes(islands);
+    bytes = topology::measured_leader_bytes(topology);
     leader_bytes_from = plan::LeaderBytesFrom::Profile;
   }
   if (bytes < 0) {

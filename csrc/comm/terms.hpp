@@ -32,7 +32,7 @@ struct Terms {
   void lose(process::Context &context, const std::string &name, Lost path, std::string what);
 
   void choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t staging);
-  void choose_leader_bytes(std::span<const RankBlob> ranks, const topology::Topology &islands);
+  void choose_leader_bytes(std::span<const RankBlob> ranks, const topology::Topology &topology);
 };
 
 }  // namespace isthmus::comm

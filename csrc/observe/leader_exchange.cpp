@@ -191,7 +191,7 @@ std::string measure_leader_exchange_json(comm::Communicator &comm, double second
   for (int64_t bytes = kSmallest; bytes <= static_cast<int64_t>(plan::most_leader_bytes(comm.terms().chunk_bytes));
        bytes *= 2)
     sizes.push_back(bytes);
-  const topology::Topology islands = crossed_islands(comm);
+  const topology::Topology topology = crossed_islands(comm);
   Sweeps sweeps(comm, std::move(sizes));
   sweeps.run(seconds);
   const std::vector<int64_t> best = sweeps.best();
@@ -202,7 +202,7 @@ std::string measure_leader_exchange_json(comm::Communicator &comm, double second
                                    {"max", *std::max_element(best.begin(), best.end())},
                                    {"repetitions", sweeps.count()},
                                    {"ranks", comm.size()},
-                                   {"islands", islands.groups.size()},
+                                   {"islands", topology.islands.size()},
                                    {"sizes", sweeps.sizes()},
                                    {"star_us", sweeps.medians(0)},
                                    {"pieces_us", sweeps.medians(1)}};

@@ -74,7 +74,7 @@ void Builder::choose_island_chunk(uint64_t regions) {
   const uint64_t target = std::clamp(request.bytes / 64, least, shared_slots ? least : 2 * least);
   const uint64_t part = lines(target / std::max<uint64_t>(regions, 1));
   const uint64_t about = std::max<uint64_t>((request.bytes + part - 1) / part, 1);
-  // A chunk that is shorter than the others goes piece by piece, a call or two each. In groups of more than two it had better be one piece: so
+  // A chunk that is shorter than the others goes piece by piece, a call or two each. In islands of more than two it had better be one piece: so
   // all others are whole, and it is the little that is left. (No piece is cut in an all_gather.)
   if (largest > 2 && request.collective != Collective::AllGather && request.bytes >= unit)
     plan.chunk = std::max(request.bytes / about / unit, uint64_t{1}) * unit;
@@ -98,7 +98,7 @@ double bridge_time(std::span<const double> rates) noexcept {
 }
 
 // T* is attained by any w with sum 1 and 0 <= w_i <= cap_i, where cap_i = clip((B_i T* / n - 1) / (k - 2), 0, 1). Scaling the caps by 1 / sum, which
-// is at most 1, keeps every w_i within its cap. Two groups: any split attains T*.
+// is at most 1, keeps every w_i within its cap. Two islands: any split attains T*.
 std::vector<double> bridge_shares(std::span<const double> rates) {
   const size_t k = rates.size();
   std::vector<double> w(k, 1.0);

@@ -13,7 +13,7 @@ namespace isthmus::plan {
 inline constexpr uint32_t kLeastIslandSlots = 6;
 inline constexpr uint64_t kDeviceChunks = 4;      // chunks of the setting in one, where a device copies them
 inline constexpr uint64_t kDeviceSlotChunks = 2;  // of these a slot has at the most
-// The largest common multiple of group sizes that chunks are cut for. Beyond, the islands are dissolved.
+// The largest common multiple of island sizes that chunks are cut for. Beyond, the islands are dissolved.
 inline constexpr size_t kMostMultiple = 4096;
 
 class Builder : public StepWriter {
@@ -29,7 +29,7 @@ class Builder : public StepWriter {
 
   // Sets chunk, chunks and slots. `regions`: chunks of memory that a slot needs on the rank that needs most.
   void choose_chunk(uint64_t regions);
-  // The same, for a message that the groups with libraries can cut in equal pieces, in at most 64 chunks or so.
+  // The same, for a message that the islands with libraries can cut in equal pieces, in at most 64 chunks or so.
   void choose_island_chunk(uint64_t regions = 1);
   // A rank of that cluster sends from slots, which its receivers acknowledge where slots are used again.
   bool acknowledged(size_t other) const noexcept { return clusters.library[other] && reuses(); }
@@ -47,7 +47,7 @@ void plan_all_gather(Builder &b);
 void plan_exchange(Builder &b);  // all_to_all, gather, scatter
 void plan_barrier(Builder &b);
 void plan_point_to_point(Builder &b);
-// islands.cpp: a rank of a group with a library, among other groups
+// islands.cpp: a rank of an island with a library, among other islands
 void plan_island_all_reduce(Builder &b);
 void plan_island_reduce(Builder &b);
 void plan_island_reduce_scatter(Builder &b);
@@ -58,8 +58,8 @@ void plan_shared_all_reduce(Builder &b);
 void plan_shared_broadcast(Builder &b);
 void plan_shared_all_gather(Builder &b);
 // island_calls.cpp
-void plan_island(Builder &b);  // one group with a library and nobody else: its call
-// Adds to the finished plan of a rank the blocks that stay in its group: calls of the library behind the gate of the first chunk.
+void plan_island(Builder &b);  // one island with a library and nobody else: its call
+// Adds to the finished plan of a rank the blocks that stay in its island: calls of the library behind the gate of the first chunk.
 void plan_inside(Builder &b);
 // staging.cpp
 // Turns the finished plan of a host rank into that of one whose memory only its device can touch.

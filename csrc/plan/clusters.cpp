@@ -24,16 +24,16 @@ std::vector<Range> complement(uint64_t length, std::vector<Range> holes) {
 }
 
 Clusters::Clusters(const topology::Topology &t) : of(t.ranks.size()), at(t.ranks.size()) {
-  for (const auto &g : t.groups) library.push_back(!g.ccl.empty());
+  for (const auto &g : t.islands) library.push_back(!g.ccl.empty());
   if (t.flat) {
     members.emplace_back();
     library.assign(1, false);
-    for (const auto &g : t.groups) {
+    for (const auto &g : t.islands) {
       members[0].insert(members[0].end(), g.ranks.begin(), g.ranks.end());
       group_ends.push_back(static_cast<uint32_t>(members[0].size()));
     }
   } else {
-    for (const auto &g : t.groups) members.push_back(g.ranks);
+    for (const auto &g : t.islands) members.push_back(g.ranks);
   }
   for (size_t g = 0; g < members.size(); ++g) {
     largest = std::max(largest, members[g].size());
@@ -45,7 +45,7 @@ Clusters::Clusters(const topology::Topology &t) : of(t.ranks.size()), at(t.ranks
 }
 
 bool by_shared_slots(const topology::Topology &t, Collective c) noexcept {
-  return !t.flat && t.groups.size() > 1 && topology::one_memory(t) &&
+  return !t.flat && t.islands.size() > 1 && topology::one_memory(t) &&
          (c == Collective::Broadcast || c == Collective::AllGather || c == Collective::AllReduce);
 }
 

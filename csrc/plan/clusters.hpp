@@ -26,18 +26,18 @@ Range piece_of(Range whole, size_t parts, size_t index) noexcept;
 // What the ascending, disjoint `holes` leave of [0, length).
 std::vector<Range> complement(uint64_t length, std::vector<Range> holes);
 
-// Ranks that share memory: all of them where the topology is flat (group by group), else the groups.
+// Ranks that share memory: all of them where the topology is flat (island by island), else the islands.
 struct Clusters {
   explicit Clusters(const topology::Topology &t);
   std::vector<std::vector<int>> members;
   std::vector<size_t> of, at;        // rank -> cluster, position in it
   std::vector<bool> library;         // a vendor's library serves the cluster: nobody in it reads another's slots
-  std::vector<uint32_t> group_ends;  // flat: ends of the groups among the members; empty: one group a cluster
+  std::vector<uint32_t> group_ends;  // flat: where the islands end among the members; empty: one island a cluster
   size_t largest = 1;
   size_t size(size_t cluster) const noexcept { return members[cluster].size(); }
 };
 
-// Whether the ranks of several groups, some served by libraries, exchange by slots that all of them read: on one host, where there is a
+// Whether the ranks of several islands, some served by libraries, exchange by slots that all of them read: on one host, where there is a
 // template for it (shared_islands.cpp).
 bool by_shared_slots(const topology::Topology &t, Collective c) noexcept;
 
@@ -55,7 +55,7 @@ class Neighbourhood {
   const size_t others;              // how many clusters there are beside its own
   const bool library;               // a vendor's library serves its cluster
 
-  // Whether any group is served by a library.
+  // Whether any island is served by a library.
   bool libraries() const noexcept;
   int at(size_t other, size_t index) const noexcept { return clusters.members[other][index]; }
   // Calls f(rank) for the other members, the next one first, so that not all ranks read the same slot at once.

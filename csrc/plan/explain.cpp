@@ -145,7 +145,7 @@ Volume volume_of(const Plan &p, const Stage &stage) {
   Volume v;
   for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
     const Step &s = p.steps[i];
-    if (s.when == When::FirstChunk) continue;  // inside the group
+    if (s.when == When::FirstChunk) continue;  // inside the island
     switch (s.kind) {
       case StepKind::Move: v.moved += s.extent.length; break;
       case StepKind::Reduce: v.reduced += s.extent.length * s.sources; break;
@@ -159,10 +159,10 @@ Volume volume_of(const Plan &p, const Stage &stage) {
 
 // The family of the library that serves this rank, or empty.
 std::string library_of(const Plan &p, const topology::Topology &t) {
-  return t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ccl;
+  return t.islands[static_cast<size_t>(t.island_of[static_cast<size_t>(p.rank)])].ccl;
 }
 
-// Of the plan's calls: where blocks stay in a group that its library serves, the plan's topology has no libraries.
+// Of the plan's calls: where blocks stay in an island that its library serves, the plan's topology has no libraries.
 std::string called_library(const Plan &p, const topology::Topology &planned, const topology::Topology &whole) {
   return library_of(p, inside_of(whole, p.rank, p.request).empty() ? planned : whole);
 }
@@ -173,8 +173,8 @@ std::string bridged_text(const Plan &p, const topology::Topology &t) {
                    by_shared_slots(t, p.request.collective) ? "slots that all read"
                    : topology::one_memory(t)                ? "bridged by links in shared memory"
                                                             : "bridged by TCP",
-                   t.groups.size(),
-                   count_text(t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ranks.size(), "rank"),
+                   t.islands.size(),
+                   count_text(t.islands[static_cast<size_t>(t.island_of[static_cast<size_t>(p.rank)])].ranks.size(), "rank"),
                    library.empty() ? "" : ", served by " + library);
 }
 
@@ -214,9 +214,9 @@ std::string heading(const Plan &p, const topology::Topology &t, const topology::
   text += formatted(
       "\n  path    {}\n",
       t.flat ? formatted("flat: {}{}", p.world == 1 ? "a rank alone" : formatted("{} ranks share memory", p.world), reached)
-      : t.groups.size() == 1 ? formatted("island: {} serves {}", library_of(p, t),
-                                         p.world == 1 ? "the one rank" : formatted("all {} ranks", p.world))
-                             : bridged_text(p, t) + reached);
+      : t.islands.size() == 1 ? formatted("island: {} serves {}", library_of(p, t),
+                                          p.world == 1 ? "the one rank" : formatted("all {} ranks", p.world))
+                              : bridged_text(p, t) + reached);
   if (const std::vector<int> inside = inside_of(whole, p.rank, r); !inside.empty())
     text += formatted("  inside  {} moves what stays among ranks {}\n", library_of(p, whole), ranks_text(inside));
   text += form_line(p, t);
@@ -237,10 +237,10 @@ std::string cost_line(const Plan &p, const topology::Topology &t, const Volume &
   std::string text =
       formatted("  cost    {}copies {}, reduces {}, sends {}", varying ? "a chunk: " : "", size_text(chunk.moved * n),
                 size_text(chunk.reduced * n), size_text(varying ? chunk.sent : p.link_bytes));
-  if (!t.flat && t.groups.size() > 1 && p.request.collective == Collective::AllReduce &&
+  if (!t.flat && t.islands.size() > 1 && p.request.collective == Collective::AllReduce &&
       !by_shared_slots(t, p.request.collective))
     text += formatted("; all links together at least {} ({} groups), time at least T* = {:.3g} x {} / rate",
-                      size_text(2 * (t.groups.size() - 1) * p.request.bytes), t.groups.size(), bridge_time(t.weights),
+                      size_text(2 * (t.islands.size() - 1) * p.request.bytes), t.islands.size(), bridge_time(t.weights),
                       size_text(p.request.bytes));
   return text + "\n";
 }
@@ -286,7 +286,7 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
               {"rank", plan.rank},
               {"world", plan.world},
               {"flat", t.flat},
-              {"groups", t.groups.size()},
+              {"groups", t.islands.size()},
               {"ccl", library},
               {"digest", formatted("{:016x}", plan.digest)},
               {"bytes", r.bytes},
@@ -319,7 +319,7 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
                 ? json(nullptr)
                 : json{{"copied", v.moved}, {"reduced", v.reduced}, {"sent", v.sent}, {"received", v.received}}}});
     }
-  if (!t.flat && t.groups.size() > 1 && !by_shared_slots(t, plan.request.collective))
+  if (!t.flat && t.islands.size() > 1 && !by_shared_slots(t, plan.request.collective))
     out["bridge"] = {{"shares", bridge_shares(t.weights)}, {"time", bridge_time(t.weights)}};
   if (has_leader_exchange(t, r.collective) && r.bytes > 0) {
     out["form"] = takes_leader_exchange(t, r) ? "leader exchange" : "pieces";

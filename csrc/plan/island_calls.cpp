@@ -1,4 +1,4 @@
-// Templates that are calls of a vendor's library alone: an island that is alone, and the blocks that stay in a group.
+// Templates that are calls of a vendor's library alone: an island that is alone, and the blocks that stay in an island.
 #include <algorithm>
 
 #include "plan/builder.hpp"
@@ -83,14 +83,14 @@ void island_reduce_scatter_v(Builder &b) {
 
 }  // namespace
 
-// One group with a library and nobody else: the library's own call.
+// One island with a library and nobody else: the library's own call.
 void plan_island(Builder &b) {
   b.plan.chunk = b.varying ? kWholeBlocks : std::max<uint64_t>((b.request.bytes + kLine - 1) / kLine * kLine, kLine);
   b.plan.chunks = 1;
   b.device_stage("island", 0);
   const Range all = b.whole();
   const Span in = Builder::input(0, 0), out = Builder::output(0, 0);
-  // A root is a rank of the communicator; the library counts the positions of its group, which here are the same.
+  // A root is a rank of the communicator; the library counts the positions of its island, which here are the same.
   const int root = b.request.root;
   const auto input = b.extent(Memory::Input, 0, all), output = b.extent(Memory::Output, 0, all);
   switch (b.request.collective) {

@@ -1,9 +1,9 @@
 // Templates of ranks that a vendor's library serves: the device list calls the library, and the host list carries pieces across the bridge.
 //
-// all_reduce between groups:
-//   1. A reduce-scatter of every chunk gives rank j of a group of g ranks the j-th of g equal pieces.
-//   2. The owners of a segment, one in every group, exchange the segment and round it (share_of).
-//   3. An all-gather spreads the results in the group.
+// all_reduce between islands:
+//   1. A reduce-scatter of every chunk gives rank j of an island of g ranks the j-th of g equal pieces.
+//   2. The owners of a segment, one in every island, exchange the segment and round it (share_of).
+//   3. An all-gather spreads the results in the island.
 // A last chunk that is shorter goes piece by piece, by reduce and broadcast. Mostly the short chunk is one piece (choose_island_chunk).
 //
 // The device works in the plan's one order: copy in of chunks 0 to kAhead - 1, then copy out of chunk c before copy in of chunk c + kAhead. So
@@ -46,7 +46,7 @@ std::vector<Span> contributions(Builder &b, Range done, Span own, F receive) {
   return out;
 }
 
-// Small messages: the library sums, the group's first rank crosses the bridge, the library spreads.
+// Small messages: the library sums, the island's first rank crosses the bridge, the library spreads.
 void small_all_reduce(Builder &b) {
   b.plan.chunk = (b.request.bytes + kLine - 1) / kLine * kLine;
   b.plan.chunks = b.plan.slots = 1;
@@ -194,9 +194,9 @@ void plan_island_broadcast(Builder &b) {
   if (b.reuses()) outward([&](int q, Range x) { b.recv_token(q, ext(x), token_in); });
 }
 
-// The library's broadcast spreads every block in every group: from the rank that owns the block, or from the rank that took it.
+// The library's broadcast spreads every block in every island: from the rank that owns the block, or from the rank that took it.
 // No slot needs an answer. The gate of chunk c - kAhead is opened, or the broadcast of what another rank took is given, when blocks c - kAhead
-// of all groups have come. Whoever sent one of these had by then taken chunk c - kAhead - 2 of this rank's.
+// of all islands have come. Whoever sent one of these had by then taken chunk c - kAhead - 2 of this rank's.
 // What the links may still read is this rank's own affair all the same. The gate is not opened before the links have what was sent of that
 // chunk, also on ranks that take nothing.
 void plan_island_all_gather(Builder &b) {
@@ -313,8 +313,8 @@ void plan_island_reduce(Builder &b) {
   b.post(kReady);
 }
 
-// The library sums every block. A block of another group is summed in pieces, each of which crosses from the rank that got it. A block of the
-// own group is summed to the rank that gets the block, where what came from the others is added. Slots are free again behind the gate of a
+// The library sums every block. A block of another island is summed in pieces, each of which crosses from the rank that got it. A block of the
+// own island is summed to the rank that gets the block, where what came from the others is added. Slots are free again behind the gate of a
 // later chunk, which the host opens after it has heard that the slot's frames were taken.
 void plan_island_reduce_scatter(Builder &b) {
   const auto world = static_cast<size_t>(b.world);
@@ -375,7 +375,7 @@ void plan_island_all_reduce(Builder &b) {
   const auto each_piece = [&](auto f) {
     for (size_t j = 0; j < b.count; ++j) f(piece(b, g, j), static_cast<int>(j));
   };
-  // f(rank, range) of the ranks of other groups that have a part of domain `owner` in common with me, the next group first.
+  // f(rank, range) of the ranks of other islands that have a part of domain `owner` in common with me, the next island first.
   const auto each_peer = [&](size_t h, size_t owner, auto f) {
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = intersect(intersect(mine, domains[owner]), share_of(b, domains, h, j, owner));

@@ -141,7 +141,7 @@ void plan_all_gather(Builder &b) {
 
 // all_to_all, gather and scatter: every byte has one reader, so nothing is saved by sharing. Inside a cluster a byte goes through slots, between
 // clusters straight from input to output. A rank of a v-collective knows its own sizes only, and waits for what exists. Blocks that stay in a
-// group whose library moves them are left out (plan_inside).
+// island whose library moves them are left out (plan_inside).
 void plan_exchange(Builder &b) {
   const Collective c = b.request.collective;
   const bool gathers = gathers_to_root(c), scatters = scatters_from_root(c);
@@ -170,7 +170,7 @@ void plan_exchange(Builder &b) {
       if (b.clusters.of[static_cast<size_t>(q)] != b.cluster) f(q);
     }
   };
-  // The same for all who share the memory: that of one group alone, or of several.
+  // The same for all who share the memory: that of one island alone, or of several.
   if (std::any_of(b.members.begin(), b.members.end(), [&](int q) { return q != b.rank && !left_out(q); }))
     b.need_ring(gathers ? chunk : (b.count - 1) * chunk);
   // Also of a rank that is alone in its cluster: other clusters may stand in memory that it shares, and compare with all who are there.

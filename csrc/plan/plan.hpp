@@ -20,7 +20,7 @@
 //   stream 2                └ beside(c)                begins when all that stream 1 was given before has ended;
 //                                                      stream 1 waits for stream 2 only at the end of the operation
 //
-// In one queue both streams are one order, so a plan completes there too. Ccl steps are calls of the library, which all ranks of the group
+// In one queue both streams are one order, so a plan completes there too. Ccl steps are calls of the library, which all ranks of the island
 // make in the same order. Moves are copies of the device's. The host list touches neither Input nor Output of such a rank.
 // A rank that no library serves, and whose memory only its device can touch, has a device list too. That list has only copies: between the
 // user's memory and pinned scratch that stands for it, or the rings of the ranks that share memory with it (staging.cpp).
@@ -110,7 +110,7 @@ enum class When : uint8_t { Always, FullChunk, PartChunk, FirstChunk };
 
 struct Step {
   StepKind kind = StepKind::Move;
-  int32_t peer = -1;         // Send, Recv, Wait: rank in the communicator. Ccl: the root, as its position in the group
+  int32_t peer = -1;         // Send, Recv, Wait: rank in the communicator. Ccl: the root, as its position in the island
   uint8_t counter = 0;       // Post, Wait
   int64_t mul = 0, add = 0;  // Post, Wait: v = mul*c + add
   // Steps with an extent are skipped where it is empty (0 bytes). A Wait or Post with `guarded` is skipped so too.
@@ -127,14 +127,14 @@ struct Step {
   uint32_t source = 0, sources = 0;  // Move, Send: one span; Reduce: several; index into Plan::sources
   When when = When::Always;
   // Ccl. The extent is what one rank gives or gets: the count of the call, in bytes. The extent of an AllToAllV is of Scratch, as the call has
-  // all blocks of the operands that belong to ranks of the group. These blocks come from the user's input, or from memory of the device in
+  // all blocks of the operands that belong to ranks of the island. These blocks come from the user's input, or from memory of the device in
   // which they lie back to back by position.
   IslandCall call = IslandCall::AllReduce;
   // What the library is asked for: AVG only where the library serves everybody. Elsewhere the op is SUM, or PREMUL_SUM with the factor
   // 2^-halvings where the dtype may be too short for the sum. Both are divided where the bridge rounds.
   RedOp op = RedOp::Sum;
   uint8_t halvings = 0;
-  uint32_t group = 0, groups = 0;  // Reduce: index into Plan::group_ends; 0 groups: one group
+  uint32_t group = 0, groups = 0;  // Reduce: of sources; index into Plan::group_ends; 0 groups: one
   uint64_t divisor = 1;            // Reduce: the result is divided by this number before the rounding
 };
 
@@ -193,7 +193,7 @@ struct Plan {
   bool host_in_slots = false;   // the host list reads or writes slots
   // Sizes that only sender and receiver know (all_to_all_v). Before the first step of the host list the engine compares them with every rank
   // that shares memory, as each rank has published its sizes. Frames carry their size, so links need no such look. Blocks that a library is to
-  // move are the exception (sizes_by_links): ranks of its group that share no memory send each other the sizes first.
+  // move are the exception (sizes_by_links): ranks of its island that share no memory send each other the sizes first.
   bool pairwise_sizes = false, sizes_by_links = false;
   uint64_t link_bytes = 0;  // stated volume: bytes this rank sends over links for the whole operation (equal counts)
   std::vector<Step> steps;
@@ -202,7 +202,7 @@ struct Plan {
   std::vector<Stage> host, device;
 };
 
-// What the library of a group of `size` ranks is asked for in a reduction. `alone`: nobody else takes part.
+// What the library of an island of `size` ranks is asked for in a reduction. `alone`: nobody else takes part.
 struct Asked {
   RedOp op = RedOp::Sum;
   uint8_t halvings =
@@ -210,10 +210,10 @@ struct Asked {
 };
 Asked asked_of_library(const Request &request, size_t size, bool alone) noexcept;
 
-// The topology that a request is planned on: `t`, in which groups are dissolved whose library cannot do the request.
+// The topology that a request is planned on: `t`, in which islands are dissolved whose library cannot do the request.
 topology::Topology planned_on(const topology::Topology &t, const Request &request);
-// all_to_all, gather and scatter between several groups, with counts too, are planned without libraries. Blocks that stay in a group are the
-// exception: the group's library moves them where the library can, and where the ranks' memory is devices'. Returns the ranks of the group of
+// all_to_all, gather and scatter between several islands, with counts too, are planned without libraries. Blocks that stay in an island are the
+// exception: the island's library moves them where the library can, and where the ranks' memory is devices'. Returns the ranks of the island of
 // `rank` by their positions, with `rank` itself, where the library moves such blocks; else none.
 std::vector<int> inside_of(const topology::Topology &t, int rank, const Request &request);
 
@@ -232,7 +232,7 @@ uint64_t divisor_of(RedOp op, int world) noexcept;
 bool runs_for(const Plan &plan, const Step &step, uint32_t c) noexcept;
 uint64_t span_offset(const Plan &plan, const Span &s, uint32_t c, const Operands &operands) noexcept;
 
-// Whether messages of this collective have a small form (the leader exchange) between the groups of planned_on(), and whether this one takes it.
+// Whether messages of this collective have a small form (the leader exchange) between the islands of planned_on(), and whether this one takes it.
 bool has_leader_exchange(const topology::Topology &planned, Collective c) noexcept;
 bool takes_leader_exchange(const topology::Topology &planned, const Request &request) noexcept;
 // The most that Request::small_bytes can be: slots of two messages and the credit of links hold what a leader exchange sends.
@@ -241,7 +241,7 @@ uint64_t most_leader_bytes(uint64_t chunk_bytes) noexcept;
 // Throws Error(Unsupported) for (dtype, op) without meaning, Error(Argument) for a root outside the world. Pure.
 std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int rank, const Request &request);
 
-// The bridge (docs/explain/plans.md): the share of a message that each group owns for the given rates of their bridges (sums to 1),
+// The bridge (docs/explain/plans.md): the share of a message that each island owns for the given rates of their bridges (sums to 1),
 // and the least time of an all_reduce in units of message bytes / rate: T* = max(1 / min B, 2 (k-1) / sum B).
 std::vector<double> bridge_shares(std::span<const double> rates);
 double bridge_time(std::span<const double> rates) noexcept;

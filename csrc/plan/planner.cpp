@@ -57,10 +57,10 @@ void check(const topology::Topology &t, int rank, const Request &r) {
     fail(Code::Unsupported, "all_to_all_v has no in-place form: give it two buffers");
 }
 
-// Whether the group's library does its part of the operation. PREMUL_SUM has factors of each rank, and a group of one has nobody to call; both are
+// Whether the island's library does its part of the operation. PREMUL_SUM has factors of each rank, and an island of one has nobody to call; both are
 // planned without the library. AVG is one of two sums: a sum that is divided where the bridge rounds, or a sum of numbers that were made smaller
-// and are made larger again where they are reduced. A group that is alone needs the library's own AVG.
-bool serves(const topology::Group &g, const Request &r, bool alone) {
+// and are made larger again where they are reduced. An island that is alone needs the library's own AVG.
+bool serves(const topology::Island &g, const Request &r, bool alone) {
   if (g.ccl.empty() || g.ranks.size() < 2) return false;
   if (is_reduction(r.collective) && r.op == RedOp::PremulSum) return false;
   const Asked asked = asked_of_library(r, g.ranks.size(), alone);
@@ -177,26 +177,26 @@ Asked asked_of_library(const Request &r, size_t size, bool alone) noexcept {
 
 topology::Topology planned_on(const topology::Topology &t, const Request &request) {
   // The same on all ranks: it does not depend on what is each rank's own affair (in_place).
-  const bool alone = t.groups.size() == 1;
+  const bool alone = t.islands.size() == 1;
   std::vector<bool> keep;
   size_t multiple = 1;
-  for (const auto &g : t.groups) {
+  for (const auto &g : t.islands) {
     keep.push_back(serves(g, request, alone));
     if (keep.back() && multiple <= kMostMultiple) multiple = std::lcm(multiple, g.ranks.size());
   }
   if (!alone && multiple > kMostMultiple) keep.assign(keep.size(), false);
   for (size_t g = 0; g < keep.size(); ++g)
-    if (!keep[g] && !t.groups[g].ccl.empty()) return topology::dissolve(t, keep);
+    if (!keep[g] && !t.islands[g].ccl.empty()) return topology::dissolve(t, keep);
   return t;
 }
 
 std::vector<int> inside_of(const topology::Topology &t, int rank, const Request &request) {
   const Collective c = request.collective;
   const bool to_all = is_exchange(c), rooted = gathers_to_root(c) || scatters_from_root(c);
-  const auto group_of = [&](int r) { return t.group_of[static_cast<size_t>(r)]; };
-  const topology::Group &g = t.groups[static_cast<size_t>(group_of(rank))];
-  if (t.groups.size() < 2 || g.ccl.empty() || g.ranks.size() < 2 || (!to_all && !rooted)) return {};
-  if (rooted && group_of(request.root) != group_of(rank)) return {};
+  const auto island_of = [&](int r) { return t.island_of[static_cast<size_t>(r)]; };
+  const topology::Island &g = t.islands[static_cast<size_t>(island_of(rank))];
+  if (t.islands.size() < 2 || g.ccl.empty() || g.ranks.size() < 2 || (!to_all && !rooted)) return {};
+  if (rooted && island_of(request.root) != island_of(rank)) return {};
   const auto can = [&](IslandCall call) { return g.ccl_table.can(call, request.dtype, RedOp::Sum); };
   if (to_all ? !can(IslandCall::AllToAllV) : !can(IslandCall::Send) || !can(IslandCall::Recv)) return {};
   for (const int r : g.ranks)
@@ -205,7 +205,7 @@ std::vector<int> inside_of(const topology::Topology &t, int rank, const Request 
 }
 
 bool has_leader_exchange(const topology::Topology &planned, Collective c) noexcept {
-  return !planned.flat && planned.groups.size() > 1 && is_single_block(c) && !is_message(c) && c != Collective::Barrier;
+  return !planned.flat && planned.islands.size() > 1 && is_single_block(c) && !is_message(c) && c != Collective::Barrier;
 }
 
 bool takes_leader_exchange(const topology::Topology &planned, const Request &r) noexcept {

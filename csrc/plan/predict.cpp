@@ -121,7 +121,7 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
   const Request &r = p.request;
   const topology::RankInfo &me = whole.ranks[static_cast<size_t>(p.rank)];
   const topology::Topology t = planned_on(whole, r);
-  const bool grouped = !t.flat && t.groups.size() > 1, bridged = grouped && !by_shared_slots(t, r.collective);
+  const bool grouped = !t.flat && t.islands.size() > 1, bridged = grouped && !by_shared_slots(t, r.collective);
   if (const int missing = topology::unmeasured_rank(whole); missing >= 0) {
     out.none = !bridged;
     if (bridged)

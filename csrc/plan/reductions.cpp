@@ -4,7 +4,7 @@
 //   3. finish     a member receives partial results and finishes its own part;
 //   4. collect    a member receives what other clusters finished;
 //   5. copy out   a member reads its neighbours' results.
-// With one cluster the stages of the bridge are empty. A sum is always reduce(partial results in group order). Each partial result is a
+// With one cluster the stages of the bridge are empty. A sum is always reduce(partial results in island order). Each partial result is a
 // reduction of ranks in order. The finisher rounds once.
 #include <algorithm>
 

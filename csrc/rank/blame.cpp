@@ -137,17 +137,17 @@ std::string Blame::library_call_text(const Operation &op) const {
 }
 
 std::string Blame::library_text(const Operation &op, Code &code) noexcept {
-  const std::vector<int> &group = collectives_.device().ranks();
-  if (group.empty())  // no thread asks the driver here: the driver's call could wait for the very work that does not end
+  const std::vector<int> &island = collectives_.device().ranks();
+  if (island.empty())  // no thread asks the driver here: the driver's call could wait for the very work that does not end
     return formatted("copies of {}:{} have not ended: the device is slow or has failed, or other work holds up its queue",
                      core_.id.family, core_.device.number);
   const std::string in = library_call_text(op);
   const Deadline patience(kPatienceSeconds);
-  int outside = -1;  // a rank outside the group, for which a rank of the group waits
-  int behind = -1;   // a rank of the group whose own device has not come as far as this one's
+  int outside = -1;  // a rank outside the island, for which a rank of the island waits
+  int behind = -1;   // a rank of the island whose own device has not come as far as this one's
   uint32_t turn = op.run.at.turn();
-  std::string busy;  // the call in which one rank of the group is
-  for (const int q : group) {
+  std::string busy;  // the call in which one rank of the island is
+  for (const int q : island) {
     if (q == core_.id.rank) continue;
     Answer a;
     if (core_.peers[q].left.load(std::memory_order_acquire) || !ask(q, op.sequence, patience, a) ||
@@ -158,7 +158,7 @@ std::string Blame::library_text(const Operation &op, Code &code) noexcept {
       behind = q;
       turn = a.turn;
     }
-    if (const int on = a.waiting_on; on >= 0 && on < core_.id.world && !has(group, on)) outside = on;
+    if (const int on = a.waiting_on; on >= 0 && on < core_.id.world && !has(island, on)) outside = on;
   }
   if (outside >= 0) return formatted("{}; {}", in, culprit(op, outside, code));
   const uint32_t chunks = op.run.at.turn() - turn;

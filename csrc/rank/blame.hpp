@@ -42,7 +42,7 @@ class Blame {
   // What is said of rank `q`. Or nothing: then the search goes on with rank `next`.
   std::optional<std::string> look_at(Search &search, int q, int &next) noexcept;
   std::string waits_for_nobody(Search &search, int q, const std::string &busy, int &next) noexcept;
-  // Names the rank that keeps the library of this rank's group waiting: the rank has not called the operation, or does not answer.
+  // Names the rank that keeps the library of this rank's island waiting: the rank has not called the operation, or does not answer.
   std::string library_text(const Operation &op, Code &code) noexcept;
   std::string library_call_text(const Operation &op) const;
   struct LateMessage;

@@ -54,8 +54,8 @@ bool Departure::end_operations(int64_t until_ns) noexcept {
 
 template <class Holds>
 bool Departure::of_all_others(Holds holds) const noexcept {
-  const std::vector<int> &group = collectives_.device().ranks();
-  return std::all_of(group.begin(), group.end(), [&](int q) { return q == core_.id.rank || holds(core_.peers[q]); });
+  const std::vector<int> &island = collectives_.device().ranks();
+  return std::all_of(island.begin(), island.end(), [&](int q) { return q == core_.id.rank || holds(core_.peers[q]); });
 }
 
 bool Departure::wait_for_others(std::atomic<bool> PeerRank::*flag, int64_t ns) noexcept {
@@ -68,14 +68,14 @@ bool Departure::wait_for_others(std::atomic<bool> PeerRank::*flag, int64_t ns) n
   return come() && alive();
 }
 
-// To end a communicator, a library may need all ranks of the group, and first of all the process that made the id. oneCCL ends a process that
+// To end a communicator, a library may need all ranks of the island, and first of all the process that made the id. oneCCL ends a process that
 // comes late. So the library's communicator ends where all ranks come at nearly the same time, the maker of the id last. Else the library's
 // communicator is left as it is.
 bool Departure::leave_library(std::unique_ptr<DeviceExecutor> executor, bool broken) noexcept {
   constexpr int64_t kTogether = 2'000'000'000, kLast = 5'000'000'000;
-  const std::vector<int> &group = collectives_.device().ranks();
-  if (group.empty()) return executor->ending().idle();  // no library: the stream has run to its end, or is left as it is
-  const int maker = group[0];
+  const std::vector<int> &island = collectives_.device().ranks();
+  if (island.empty()) return executor->ending().idle();  // no library: the stream has run to its end, or is left as it is
+  const int maker = island[0];
   bool together = !broken && wait_for_others(&PeerRank::left, kTogether);
   if (core_.id.rank == maker) together = together && wait_for_others(&PeerRank::left_library, kLast);
   else together = together && now_ns() - core_.peers[maker].left_ns.load() < kTogether;

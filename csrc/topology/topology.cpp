@@ -18,13 +18,13 @@ const std::string &host_name(const RankInfo &r) { return r.hostname.empty() ? r.
 
 void check_shm_bridge(const std::vector<RankInfo> &ranks) {
   for (size_t r = 1; r < ranks.size(); ++r)
-    if (island_of(ranks[r]) != island_of(ranks[0]) || ranks[r].host != ranks[0].host)
+    if (island_name(ranks[r]) != island_name(ranks[0]) || ranks[r].host != ranks[0].host)
       for (size_t q = 0; q < r; ++q)
-        if (island_of(ranks[r]) != island_of(ranks[q]) && ranks[r].host != ranks[q].host)
+        if (island_name(ranks[r]) != island_name(ranks[q]) && ranks[r].host != ranks[q].host)
           fail(Code::Config,
                "ISTHMUS_BRIDGE=shm, but island '{}' (rank {}) is on host '{}' and island '{}' (rank {}) is on host '{}': "
                "shared memory does not reach between hosts. Use ISTHMUS_BRIDGE=auto or tcp",
-               island_of(ranks[q]), q, host_name(ranks[q]), island_of(ranks[r]), r, host_name(ranks[r]));
+               island_name(ranks[q]), q, host_name(ranks[q]), island_name(ranks[r]), r, host_name(ranks[r]));
 }
 
 double rate_over(const RankInfo &info, bool memory) noexcept {
@@ -35,12 +35,12 @@ double rate_over(const RankInfo &info, bool memory) noexcept {
 // The weights of `t` from its ranks' rates, which are all known.
 void weigh(Topology &t) {
   const bool memory = one_memory(t);
-  for (size_t g = 0; g < t.groups.size(); ++g) {
-    // All ranks of a group carry equal parts, so the slowest of them says how fast they are together.
-    const std::vector<int> &ranks = t.groups[g].ranks;
+  for (size_t i = 0; i < t.islands.size(); ++i) {
+    // All ranks of an island carry equal parts, so the slowest of them says how fast they are together.
+    const std::vector<int> &ranks = t.islands[i].ranks;
     double slowest = rate_over(t.ranks[static_cast<size_t>(ranks[0])], memory);
     for (const int r : ranks) slowest = std::min(slowest, rate_over(t.ranks[static_cast<size_t>(r)], memory));
-    t.weights[g] = slowest * static_cast<double>(ranks.size());
+    t.weights[i] = slowest * static_cast<double>(ranks.size());
   }
   const double least = *std::min_element(t.weights.begin(), t.weights.end());
   for (double &w : t.weights) w /= least;
@@ -52,17 +52,17 @@ void weigh(Topology &t) {
 std::string names_of_islands(const Topology &t) {
   std::vector<std::string> names;
   for (const RankInfo &r : t.ranks)
-    if (std::find(names.begin(), names.end(), island_of(r)) == names.end()) names.push_back(island_of(r));
+    if (std::find(names.begin(), names.end(), island_name(r)) == names.end()) names.push_back(island_name(r));
   std::string text;
   for (const std::string &name : names) text += (text.empty() ? "'" : ", '") + name + "'";
   return text;
 }
 
-// The name of the island that all ranks of the group are of, or empty.
-std::string name_of(const Topology &t, const Group &g) {
-  const std::string &name = island_of(t.ranks[static_cast<size_t>(g.ranks[0])]);
-  const bool all =
-      std::all_of(g.ranks.begin(), g.ranks.end(), [&](int r) { return island_of(t.ranks[static_cast<size_t>(r)]) == name; });
+// The name that all ranks of the island have for it, or empty.
+std::string name_of(const Topology &t, const Island &i) {
+  const std::string &name = island_name(t.ranks[static_cast<size_t>(i.ranks[0])]);
+  const bool all = std::all_of(i.ranks.begin(), i.ranks.end(),
+                               [&](int r) { return island_name(t.ranks[static_cast<size_t>(r)]) == name; });
   return all ? name : std::string();
 }
 
@@ -72,7 +72,7 @@ bool one_memory(const Topology &t) noexcept {
   bool one_island = true;
   for (const RankInfo &r : t.ranks) {
     if (r.host != t.ranks[0].host) return false;
-    one_island = one_island && island_of(r) == island_of(t.ranks[0]);
+    one_island = one_island && island_name(r) == island_name(t.ranks[0]);
   }
   return one_island || t.bridge != Bridge::Tcp;
 }
@@ -88,10 +88,10 @@ int unmeasured_rank(const Topology &t) noexcept {
   return -1;
 }
 
-std::string unequal_versions(const Topology &t, const Group &group) {
+std::string unequal_versions(const Topology &t, const Island &island) {
   std::vector<std::string> versions;
   std::string text;
-  for (const int q : group.ranks) {
+  for (const int q : island.ranks) {
     const RankInfo &r = t.ranks[static_cast<size_t>(q)];
     if (std::find(versions.begin(), versions.end(), r.ccl_version) != versions.end()) continue;
     versions.push_back(r.ccl_version);
@@ -118,13 +118,13 @@ uint64_t digest_of(const Topology &t) noexcept {
   };
   add(t.ranks.size());
   add((t.flat ? 1 : 0) | (has_devices(t) ? 2 : 0) | (one_memory(t) ? 4 : 0));
-  for (size_t g = 0; g < t.groups.size(); ++g) {
-    add(t.groups[g].ranks.size());
-    for (int r : t.groups[g].ranks) add(static_cast<uint64_t>(r));
-    add(std::bit_cast<uint64_t>(g < t.weights.size() ? t.weights[g] : 1.0));
-    for (const char c : t.groups[g].ccl) add(static_cast<uint8_t>(c));
-    if (!t.groups[g].ccl.empty())
-      for (const auto &call : t.groups[g].ccl_table.ops)
+  for (size_t i = 0; i < t.islands.size(); ++i) {
+    add(t.islands[i].ranks.size());
+    for (int r : t.islands[i].ranks) add(static_cast<uint64_t>(r));
+    add(std::bit_cast<uint64_t>(i < t.weights.size() ? t.weights[i] : 1.0));
+    for (const char c : t.islands[i].ccl) add(static_cast<uint8_t>(c));
+    if (!t.islands[i].ccl.empty())
+      for (const auto &call : t.islands[i].ccl_table.ops)
         for (const uint16_t ops : call) add(ops);
   }
   return h;
@@ -137,28 +137,28 @@ Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge) {
   t.bridge = bridge;
   t.ranks = std::move(ranks);
   const size_t world = t.ranks.size();
-  t.group_of.resize(world);
+  t.island_of.resize(world);
   t.index_of.resize(world);
   std::map<std::tuple<std::string, std::string, std::string>, int> known;
   bool one_host = true, one_island = true, libraries = false;
   for (size_t r = 0; r < world; ++r) {
     const RankInfo &info = t.ranks[r];
     one_host = one_host && info.host == t.ranks[0].host;
-    one_island = one_island && island_of(info) == island_of(t.ranks[0]);
+    one_island = one_island && island_name(info) == island_name(t.ranks[0]);
     libraries = libraries || !info.ccl.empty();
     const auto [at, fresh] = known.try_emplace(
-        {bridge == Bridge::Tcp ? island_of(info) : info.island, info.ccl.empty() ? info.host : std::string(), info.ccl},
-        static_cast<int>(t.groups.size()));
-    if (fresh) t.groups.push_back({info.island, info.host, {}, info.ccl, info.ccl_table});
-    Group &group = t.groups[static_cast<size_t>(at->second)];
-    group.ccl_table.keep(info.ccl_table);
-    auto &members = group.ranks;
-    t.group_of[r] = at->second;
+        {bridge == Bridge::Tcp ? island_name(info) : info.island, info.ccl.empty() ? info.host : std::string(), info.ccl},
+        static_cast<int>(t.islands.size()));
+    if (fresh) t.islands.push_back({info.island, info.host, {}, info.ccl, info.ccl_table});
+    Island &island = t.islands[static_cast<size_t>(at->second)];
+    island.ccl_table.keep(info.ccl_table);
+    auto &members = island.ranks;
+    t.island_of[r] = at->second;
     t.index_of[r] = static_cast<int>(members.size());
     members.push_back(static_cast<int>(r));
   }
   t.flat = one_host && !libraries && (one_island || bridge != Bridge::Tcp);
-  t.weights.assign(t.groups.size(), 1.0);
+  t.weights.assign(t.islands.size(), 1.0);
   t.digest = digest_of(t);
   return t;
 }
@@ -168,31 +168,31 @@ bool has_devices(const Topology &t) noexcept {
 }
 
 bool has_libraries(const Topology &t) noexcept {
-  return std::any_of(t.groups.begin(), t.groups.end(), [](const Group &g) { return !g.ccl.empty(); });
+  return std::any_of(t.islands.begin(), t.islands.end(), [](const Island &i) { return !i.ccl.empty(); });
 }
 
 Topology dissolve(const Topology &t, const std::vector<bool> &keep) {
   std::vector<RankInfo> ranks = t.ranks;
   for (size_t r = 0; r < ranks.size(); ++r)
-    if (const auto g = static_cast<size_t>(t.group_of[r]); g >= keep.size() || !keep[g]) {
+    if (const auto i = static_cast<size_t>(t.island_of[r]); i >= keep.size() || !keep[i]) {
       ranks[r].ccl.clear();
       ranks[r].ccl_table = {};
     }
   Topology out = make_topology(std::move(ranks), t.bridge);
-  if (t.measured) {  // a group of other ranks has another rate
+  if (t.measured) {  // an island of other ranks has another rate
     weigh(out);
     return out;
   }
-  for (size_t g = 0; g < out.groups.size(); ++g)
-    out.weights[g] = t.weights[static_cast<size_t>(t.group_of[static_cast<size_t>(out.groups[g].ranks[0])])];
+  for (size_t i = 0; i < out.islands.size(); ++i)
+    out.weights[i] = t.weights[static_cast<size_t>(t.island_of[static_cast<size_t>(out.islands[i].ranks[0])])];
   out.digest = digest_of(out);
   return out;
 }
 
 void apply_rates(Topology &t, std::string_view rates) {
-  if (t.measured) t.weights.assign(t.groups.size(), 1.0);
+  if (t.measured) t.weights.assign(t.islands.size(), 1.0);
   t.measured = false;
-  std::vector<double> declared(t.groups.size(), 0.0);
+  std::vector<double> declared(t.islands.size(), 0.0);
   std::string_view rest = rates;
   while (!rest.empty()) {
     const size_t comma = rest.find(',');
@@ -209,17 +209,17 @@ void apply_rates(Topology &t, std::string_view rates) {
            entry);
     bool found = false;
     for (size_t r = 0; r < t.ranks.size(); ++r)
-      if (island_of(t.ranks[r]) == entry.substr(0, colon)) {
+      if (island_name(t.ranks[r]) == entry.substr(0, colon)) {
         found = true;
-        double &least = declared[static_cast<size_t>(t.group_of[r])];
+        double &least = declared[static_cast<size_t>(t.island_of[r])];
         least = least > 0 ? std::min(least, rate) : rate;
       }
     if (!found)
       fail(Code::Config, "ISTHMUS_BRIDGE_RATES={}: no island is named '{}'; there is {}", rates, entry.substr(0, colon),
            names_of_islands(t));
   }
-  for (size_t g = 0; g < t.groups.size(); ++g)
-    if (declared[g] > 0) t.weights[g] = declared[g];
+  for (size_t i = 0; i < t.islands.size(); ++i)
+    if (declared[i] > 0) t.weights[i] = declared[i];
   t.digest = digest_of(t);
 }
 
@@ -230,7 +230,7 @@ std::string to_json(const Topology &t) {
     std::vector<int> ranks;
     std::vector<std::string> hosts;
   };
-  std::vector<Set> hosts, islands;
+  std::vector<Set> hosts, named;
   const auto find = [](std::vector<Set> &sets, const std::string &key, const std::string &name) -> Set & {
     const auto it = std::find_if(sets.begin(), sets.end(), [&](const Set &s) { return s.key == key; });
     return it != sets.end() ? *it : sets.emplace_back(Set{key, name, {}, {}});
@@ -241,7 +241,7 @@ std::string to_json(const Topology &t) {
     const RankInfo &info = t.ranks[r];
     const double rate = rate_over(info, memory);
     find(hosts, info.host, host_name(info)).ranks.push_back(static_cast<int>(r));
-    Set &island = find(islands, island_of(info), info.island);
+    Set &island = find(named, island_name(info), info.island);
     island.ranks.push_back(static_cast<int>(r));
     if (std::find(island.hosts.begin(), island.hosts.end(), host_name(info)) == island.hosts.end())
       island.hosts.push_back(host_name(info));
@@ -259,22 +259,22 @@ std::string to_json(const Topology &t) {
                    {"process", info.process},
                    {"pid", info.pid},
                    {"numa", info.numa},
-                   {"group", t.group_of[r]},
+                   {"group", t.island_of[r]},
                    {"bridge_rate", rate > 0 ? json(rate) : json(nullptr)}});
   }
   json out = {{"world", t.ranks.size()},  {"flat", t.flat},          {"hosts", json::array()},
               {"islands", json::array()}, {"groups", json::array()}, {"ranks", std::move(all)}};
   for (const Set &h : hosts) out["hosts"].push_back({{"host", h.key}, {"hostname", h.name}, {"ranks", h.ranks}});
-  for (const Set &i : islands)
+  for (const Set &i : named)
     out["islands"].push_back(
         {{"name", i.key}, {"label", i.name}, {"ranks", i.ranks}, {"host", i.hosts.front()}, {"hosts", i.hosts}});
-  for (size_t g = 0; g < t.groups.size(); ++g)
-    out["groups"].push_back({{"name", name_of(t, t.groups[g])},
-                             {"island", t.groups[g].island},
-                             {"host", t.groups[g].host},
-                             {"ccl", t.groups[g].ccl},
-                             {"ranks", t.groups[g].ranks},
-                             {"weight", t.weights[g]}});
+  for (size_t i = 0; i < t.islands.size(); ++i)
+    out["groups"].push_back({{"name", name_of(t, t.islands[i])},
+                             {"island", t.islands[i].label},
+                             {"host", t.islands[i].host},
+                             {"ccl", t.islands[i].ccl},
+                             {"ranks", t.islands[i].ranks},
+                             {"weight", t.weights[i]}});
   return out.dump(2);
 }
 

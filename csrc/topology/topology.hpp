@@ -1,16 +1,18 @@
-// Who is where: what every rank tells the others, and the groups that follow from it. Pure data.
+// Who is where: what every rank tells the others, and the islands that follow from it. Pure data.
 //
-// A rank's *island* has its label's name, and that of its device's maker where it has no label; such ranks of the host are island "host".
-//
-// A *group* is what the planner treats as one unit: the ranks on one host that share memory and have one label. Ranks without one are
-// told apart by their islands only where the bridge is "tcp", which parts those.
-// Groups are ordered by their lowest rank, ranks in a group by number. When every rank of the communicator shares memory
-// with every other (one host, bridge not "tcp"), the plan is flat: all ranks read each other's slots, and groups only say
+// An *island* is what the planner treats as one unit: the ranks on one host that share memory and have one label. Ranks without a label
+// are told apart by the names of their islands only where the bridge is "tcp", which parts those.
+// Islands are ordered by their lowest rank, ranks in an island by number. When every rank of the communicator shares memory
+// with every other (one host, bridge not "tcp"), the plan is flat: all ranks read each other's slots, and islands only say
 // the order of the sums.
 //
-// Ranks with one vendor's collective library and one label are one group, on however many hosts: that library serves them, and
+// Ranks with one vendor's collective library and one label are one island, on however many hosts: that library serves them, and
 // nothing is known of memory that they might share. Such a topology is not flat. What a library cannot do is planned on the
 // topology without it (dissolve), where its ranks are as others.
+//
+// Every rank has the *name* of its island: its label, or the maker of its device where it has no label ("host" without a device). Ranks
+// of one name on several hosts without a library are several islands. Ranks without a label share an island and may have several names.
+// Reports list the ranks by name as "islands", and the islands of this header as "groups".
 #pragma once
 
 #include <cstddef>
@@ -44,8 +46,8 @@ struct RankInfo {
   std::string maker = "host";  // of its device ("nvidia"): the name of its island where it has no label
 };
 
-struct Group {
-  std::string island;
+struct Island {
+  std::string label;       // of all its ranks, may be empty
   std::string host;        // of its first rank; all of them are on it where it has no library
   std::vector<int> ranks;  // ascending
   std::string ccl;         // family of the library that serves it, or empty
@@ -56,12 +58,12 @@ enum class Bridge : uint8_t { Auto, Shm, Tcp };
 
 struct Topology {
   std::vector<RankInfo> ranks;  // by rank
-  std::vector<Group> groups;    // ordered by lowest rank
-  std::vector<int> group_of;    // rank -> index into groups
-  std::vector<int> index_of;    // rank -> index inside its group
+  std::vector<Island> islands;  // ordered by lowest rank
+  std::vector<int> island_of;   // rank -> index into islands
+  std::vector<int> index_of;    // rank -> index inside its island
   bool flat = true;             // every two ranks share memory and the bridge may use it
   std::vector<double>
-      weights;            // by group: relative rate of its bridge, all 1 unless measured or declared; agreed on all ranks
+      weights;            // by island: relative rate of its bridge, all 1 unless measured or declared; agreed on all ranks
   bool measured = false;  // the weights come from the ranks' profiles
   Bridge bridge = Bridge::Auto;
   uint64_t digest = 0;  // of everything above that plans depend on
@@ -69,43 +71,43 @@ struct Topology {
 };
 
 // The name of the rank's island.
-inline const std::string &island_of(const RankInfo &r) noexcept { return r.island.empty() ? r.maker : r.island; }
+inline const std::string &island_name(const RankInfo &r) noexcept { return r.island.empty() ? r.maker : r.island; }
 
 // The digest of `t`: to be taken again by whoever changes `weights` after make_topology.
 uint64_t digest_of(const Topology &t) noexcept;
 
 // Throws Error(Config) where bridge is Shm and ranks of two islands are on different hosts.
 Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge);
-// `t` without the libraries of the groups for which keep[group] is false: their ranks are grouped by what they share, as ranks that
-// never had one. Groups keep the weight of their island.
+// `t` without the libraries of the islands for which keep[island] is false: what their ranks share makes the new islands, as of ranks
+// that never had a library. Those keep the weight of the island that they come from.
 Topology dissolve(const Topology &t, const std::vector<bool> &keep);
-// Whether a group of `t` is served by a library.
+// Whether an island of `t` is served by a library.
 bool has_libraries(const Topology &t) noexcept;
 // Whether every two ranks share memory and the bridge may use it, whatever libraries serve them.
 bool one_memory(const Topology &t) noexcept;
 // Whether the memory of a rank of `t` is that of a device.
 bool has_devices(const Topology &t) noexcept;
 // Bytes a second that `rank` can carry across a bridge, each way: the least rate that its profile has of the way. The way is the link: TCP where
-// hosts or a forced bridge part the groups, else shared memory. For a rank on a device the way also is the copies from and to the device. 0: the
+// hosts or a forced bridge part the islands, else shared memory. For a rank on a device the way also is the copies from and to the device. 0: the
 // profile does not say.
 double bridge_rate(const Topology &t, int rank) noexcept;
 // The first rank whose bridge_rate() is not known, or -1.
 int unmeasured_rank(const Topology &t) noexcept;
-// Where the ranks of a group have their library in several versions: "rank 0 has nccl 2.29.3, rank 2 has nccl 2.27.5", the first rank of each
+// Where the ranks of an island have their library in several versions: "rank 0 has nccl 2.29.3, rank 2 has nccl 2.27.5", the first rank of each
 // version. Else empty.
-std::string unequal_versions(const Topology &t, const Group &group);
+std::string unequal_versions(const Topology &t, const Island &island);
 // The largest message that takes the leader exchange by the profiles, for what lies between the islands of `t`: the least of all ranks' numbers.
 // -1: some rank's profile does not say.
 int64_t measured_leader_bytes(const Topology &t) noexcept;
-// Sets the weights from the profiles, where every rank's rate is known: a group's slowest rank times its size, since they carry equal parts,
-// relative to the slowest group. Takes the digest again. They are made of exchanged values alone, so they are the same bits everywhere.
+// Sets the weights from the profiles, where every rank's rate is known: an island's slowest rank times its size, since they carry equal parts,
+// relative to the slowest island. Takes the digest again. They are made of exchanged values alone, so they are the same bits everywhere.
 void apply_profiles(Topology &t);
-// Sets the weights from "island:rate,island:rate" (the setting BridgeRates), islands not named keep 1, and takes the digest again. A group of
-// several islands takes the least of its islands' rates. Throws Error(Config): a name that no island has, a rate that is not above 0 and at most
+// Sets the weights from "name:rate,name:rate" (the setting BridgeRates), islands not named keep 1, and takes the digest again. An island of
+// several names takes the least of their rates. Throws Error(Config): a name that no rank's island has, a rate that is not above 0 and at most
 // 1e6, anything else that cannot be read.
 void apply_rates(Topology &t, std::string_view rates);
 // {"world", "flat", "hosts": [{"host", "hostname", "ranks"}], "islands": [{"name", "label", "ranks", "host", "hosts"}],
-//  "groups": [{"name" (of its island, empty where it has several), "island", "host", "ranks", "weight"}],
+//  "groups": [{"name" (empty where it has several), "island" (its label), "host", "ranks", "weight"}],
 //  "ranks": [{"rank", "host", "hostname", "address", "island", "device", "maker" (of the device; "host" where it has none), "pid", ..}]}
 std::string to_json(const Topology &t);
 

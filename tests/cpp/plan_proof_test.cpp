@@ -121,7 +121,7 @@ TEST_P(LongMessages, HoldOnIslandsWithLibraries) {
             op.request.root = std::min(root * 2, t.size() - 1);
             EXPECT_EQ(topology::has_libraries(plan::planned_on(t, op.request)), true);
             const auto p = plan::plan_collective(t, 0, op.request);
-            const bool long_enough = t.groups.size() == 1 || c == Collective::AllGather || c == Collective::ReduceScatter ||
+            const bool long_enough = t.islands.size() == 1 || c == Collective::AllGather || c == Collective::ReduceScatter ||
                                      p->chunks > 2 * slots;
             ASSERT_TRUE(long_enough) << "slots are used again";
             const Operation twice[] = {op, op};
@@ -204,11 +204,11 @@ TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
           if (t.ranks[static_cast<size_t>(rank)].device == "host") continue;
           SCOPED_TRACE(std::string(islands) + " " + collective_name(collective) + " of " + std::to_string(bytes) +
                        ", rank " + std::to_string(rank));
-          const auto group = static_cast<size_t>(planned.group_of[static_cast<size_t>(rank)]);
+          const auto group = static_cast<size_t>(planned.island_of[static_cast<size_t>(rank)]);
           else_touched += far.moves + far.frames;
           // Of an island with a library not all have something to bring, nor do all that stand at a root's side.
           const bool only_inside = has_root(collective) && rank != r.root && !plan::inside_of(t, rank, r).empty();
-          if (planned.groups[group].ccl.empty() && !only_inside) {
+          if (planned.islands[group].ccl.empty() && !only_inside) {
             EXPECT_EQ(far.moves + far.frames > 0, collective != Collective::Barrier) << "else by processors";
           }
           EXPECT_EQ(near.frames > 0, by_links);
@@ -317,9 +317,9 @@ TEST(Proof, BlocksThatStayInAnIslandAreItsLibrarys) {
                                    : root         ? static_cast<std::ptrdiff_t>(inside.size()) - 1
                                                   : 1)
                       << plan::explain(*p, t);
-                  const auto group = static_cast<size_t>(t.group_of[static_cast<size_t>(rank)]);
-                  const bool at_root = !rooted || t.group_of[static_cast<size_t>(r.root)] == static_cast<int>(group);
-                  EXPECT_EQ(inside.empty(), t.groups[group].ccl.empty() || t.groups[group].ranks.size() < 2 || !at_root);
+                  const auto group = static_cast<size_t>(t.island_of[static_cast<size_t>(rank)]);
+                  const bool at_root = !rooted || t.island_of[static_cast<size_t>(r.root)] == static_cast<int>(group);
+                  EXPECT_EQ(inside.empty(), t.islands[group].ccl.empty() || t.islands[group].ranks.size() < 2 || !at_root);
                 }
               }
 }
@@ -327,30 +327,30 @@ TEST(Proof, BlocksThatStayInAnIslandAreItsLibrarys) {
 TEST(Proof, WhatALibraryCannotDoIsPlannedWithoutIt) {
   auto t = world_of("AAbb");
   plan::Request r = operation_of(Collective::AllReduce, 9000).request;
-  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "library");
+  EXPECT_EQ(plan::planned_on(t, r).islands[0].ccl, "library");
   EXPECT_FALSE(plan::plan_collective(t, 0, r)->device.empty());
   EXPECT_TRUE(plan::plan_collective(t, 2, r)->device.empty());
   r.op = RedOp::PremulSum;
-  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "");
+  EXPECT_EQ(plan::planned_on(t, r).islands[0].ccl, "");
   r.op = RedOp::Sum;
   for (const auto c : {Collective::AllToAll, Collective::Gather, Collective::Scatter, Collective::AllGatherV,
                        Collective::ReduceScatterV, Collective::GatherV, Collective::ScatterV, Collective::AllToAllV}) {
     r.collective = c;
-    EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "") << "between islands";
-    EXPECT_EQ(plan::planned_on(world_of("AAA"), r).groups[0].ccl, "library") << "in one";
+    EXPECT_EQ(plan::planned_on(t, r).islands[0].ccl, "") << "between islands";
+    EXPECT_EQ(plan::planned_on(world_of("AAA"), r).islands[0].ccl, "library") << "in one";
   }
   auto devices = world_of("NNo");
   r.collective = Collective::AllToAll;
   EXPECT_EQ(plan::inside_of(devices, 1, r), (std::vector<int>{0, 1}));
   EXPECT_TRUE(plan::inside_of(devices, 2, r).empty()) << "one rank";
   EXPECT_TRUE(plan::inside_of(t, 0, r).empty()) << "memory that processors touch";
-  for (auto &g : devices.groups) g.ccl_table.ops[static_cast<size_t>(IslandCall::AllToAllV)] = {};
+  for (auto &g : devices.islands) g.ccl_table.ops[static_cast<size_t>(IslandCall::AllToAllV)] = {};
   EXPECT_TRUE(plan::inside_of(devices, 1, r).empty()) << "blocks need places";
   r.collective = Collective::AllReduce;
-  for (auto &g : t.groups) g.ccl_table.ops[static_cast<size_t>(IslandCall::ReduceScatter)] = {};
-  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "") << "reduce_scatter is part of a large all_reduce";
+  for (auto &g : t.islands) g.ccl_table.ops[static_cast<size_t>(IslandCall::ReduceScatter)] = {};
+  EXPECT_EQ(plan::planned_on(t, r).islands[0].ccl, "") << "reduce_scatter is part of a large all_reduce";
   r.bytes = 64;
-  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "library") << "a small one needs all_reduce and broadcast";
+  EXPECT_EQ(plan::planned_on(t, r).islands[0].ccl, "library") << "a small one needs all_reduce and broadcast";
   EXPECT_FALSE(plan::planned_on(world_of("AbA"), r).flat);
   EXPECT_EQ(plan::planned_on(world_of("Ab", "", topology::Bridge::Auto), r).flat, true) << "one rank needs no library";
 }
@@ -377,18 +377,18 @@ TEST(Proof, ALibraryAveragesAShortRangeByNumbersMadeSmallerOrNotAtAll) {
     r.dtype = dtype;
     EXPECT_EQ(asked(0), (Calls{{RedOp::Sum, 0}})) << dtype_name(dtype);
   }
-  for (auto &by_dtype : t.groups[0].ccl_table.ops)
+  for (auto &by_dtype : t.islands[0].ccl_table.ops)
     for (uint16_t &ops : by_dtype) ops &= static_cast<uint16_t>(~(1u << static_cast<int>(RedOp::PremulSum)));
-  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "library");
+  EXPECT_EQ(plan::planned_on(t, r).islands[0].ccl, "library");
   r.dtype = DType::Float16;
-  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "");
-  EXPECT_EQ(plan::planned_on(t, r).groups[2].ccl, "library") << "another's library has it";
+  EXPECT_EQ(plan::planned_on(t, r).islands[0].ccl, "");
+  EXPECT_EQ(plan::planned_on(t, r).islands[2].ccl, "library") << "another's library has it";
   r.op = RedOp::Sum;
-  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "library");
+  EXPECT_EQ(plan::planned_on(t, r).islands[0].ccl, "library");
   r.op = RedOp::Avg;
   r.dtype = DType::Float8E4M3FN;  // its smallest number is 2^-9
   for (const auto &[ranks, library] : {std::pair{512, "library"}, {513, ""}})
-    EXPECT_EQ(plan::planned_on(world_of(std::string(static_cast<size_t>(ranks), 'A') + "b"), r).groups[0].ccl, library);
+    EXPECT_EQ(plan::planned_on(world_of(std::string(static_cast<size_t>(ranks), 'A') + "b"), r).islands[0].ccl, library);
 }
 
 TEST(Proof, AlternatingWithWhatHasNoLibraryHolds) {

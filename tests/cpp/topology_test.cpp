@@ -24,12 +24,12 @@ std::vector<RankInfo> ranks_of(const std::string &islands, const std::string &ho
 
 TEST(Topology, GroupsAreIslandTimesHostOrderedByLowestRank) {
   const Topology t = make_topology(ranks_of("baab", "xxyx"), Bridge::Auto);
-  ASSERT_EQ(t.groups.size(), 3u);
-  EXPECT_EQ(t.groups[0].ranks, (std::vector<int>{0, 3}));
-  EXPECT_EQ(t.groups[0].island, "b");
-  EXPECT_EQ(t.groups[1].ranks, (std::vector<int>{1}));
-  EXPECT_EQ(t.groups[2].ranks, (std::vector<int>{2}));
-  EXPECT_EQ(t.group_of, (std::vector<int>{0, 1, 2, 0}));
+  ASSERT_EQ(t.islands.size(), 3u);
+  EXPECT_EQ(t.islands[0].ranks, (std::vector<int>{0, 3}));
+  EXPECT_EQ(t.islands[0].label, "b");
+  EXPECT_EQ(t.islands[1].ranks, (std::vector<int>{1}));
+  EXPECT_EQ(t.islands[2].ranks, (std::vector<int>{2}));
+  EXPECT_EQ(t.island_of, (std::vector<int>{0, 1, 2, 0}));
   EXPECT_EQ(t.index_of, (std::vector<int>{0, 0, 0, 1}));
   EXPECT_EQ(t.weights, (std::vector<double>{1, 1, 1}));
 }
@@ -56,12 +56,12 @@ TEST(Topology, WithoutLabelsTcpPartsTheMakersOfDevicesAndTheHost) {
   const Topology t = make_topology(ranks_made_by("nahn", "xxxx"), Bridge::Tcp);
   EXPECT_FALSE(t.flat);
   EXPECT_FALSE(one_memory(t));
-  EXPECT_EQ(t.group_of, (std::vector<int>{0, 1, 2, 0}));
+  EXPECT_EQ(t.island_of, (std::vector<int>{0, 1, 2, 0}));
   EXPECT_TRUE(make_topology(ranks_made_by("nnn", "xxx"), Bridge::Tcp).flat) << "one island has no bridge";
   EXPECT_TRUE(make_topology(ranks_made_by("hh", "xx"), Bridge::Tcp).flat);
   for (const Bridge bridge : {Bridge::Auto, Bridge::Shm})
     EXPECT_TRUE(make_topology(ranks_made_by("nahn", "xxxx"), bridge).flat);
-  EXPECT_EQ(make_topology(ranks_made_by("nhnh", "xxyy"), Bridge::Auto).groups.size(), 2u)
+  EXPECT_EQ(make_topology(ranks_made_by("nhnh", "xxyy"), Bridge::Auto).islands.size(), 2u)
       << "what shares memory on a host stays together where nothing parts it";
 }
 
@@ -70,7 +70,7 @@ TEST(Topology, ALabelGoesBeforeTheMaker) {
   for (RankInfo &r : ranks) r.island.assign(1, 'a');
   EXPECT_TRUE(make_topology(ranks, Bridge::Tcp).flat);
   ranks[2].island.clear();
-  EXPECT_EQ(make_topology(ranks, Bridge::Tcp).group_of, (std::vector<int>{0, 0, 1}));
+  EXPECT_EQ(make_topology(ranks, Bridge::Tcp).island_of, (std::vector<int>{0, 0, 1}));
 }
 
 TEST(Topology, LibrariesThatCannotServeLeaveMakersParted) {
@@ -78,7 +78,7 @@ TEST(Topology, LibrariesThatCannotServeLeaveMakersParted) {
   for (RankInfo &r : ranks) r.ccl = r.maker + "ccl";
   const Topology without = dissolve(make_topology(ranks, Bridge::Tcp), {});
   EXPECT_FALSE(without.flat);
-  EXPECT_EQ(without.group_of, (std::vector<int>{0, 1, 1, 0}));
+  EXPECT_EQ(without.island_of, (std::vector<int>{0, 1, 1, 0}));
 }
 
 TEST(Topology, RatesAreDeclaredByMakerWhereThereIsNoLabel) {
@@ -214,11 +214,11 @@ TEST(Topology, TheVersionsOfAGroupsLibraryAreToldWhereTheyDiffer) {
   auto ranks = ranks_of("aabaa", "xxxxx");
   for (auto &r : ranks) r.ccl = "nccl", r.ccl_version = "2.29.3";
   ranks[2].ccl_version = "2.20.5";  // of another island
-  EXPECT_EQ(unequal_versions(make_topology(ranks, Bridge::Auto), make_topology(ranks, Bridge::Auto).groups[0]), "");
+  EXPECT_EQ(unequal_versions(make_topology(ranks, Bridge::Auto), make_topology(ranks, Bridge::Auto).islands[0]), "");
   ranks[3].ccl_version = ranks[4].ccl_version = "2.27.5";
   const Topology t = make_topology(ranks, Bridge::Auto);
-  EXPECT_EQ(unequal_versions(t, t.groups[0]), "rank 0 has nccl 2.29.3, rank 3 has nccl 2.27.5");
-  EXPECT_EQ(unequal_versions(t, t.groups[1]), "");
+  EXPECT_EQ(unequal_versions(t, t.islands[0]), "rank 0 has nccl 2.29.3, rank 3 has nccl 2.27.5");
+  EXPECT_EQ(unequal_versions(t, t.islands[1]), "");
 }
 
 TEST(Topology, JsonNamesHostsIslandsGroupsAndRanks) {

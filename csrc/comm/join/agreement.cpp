@@ -65,7 +65,7 @@ std::string part_of_rates(const topology::Topology &t, std::string_view rates) {
     const size_t comma = rates.find(',');
     const std::string_view entry = rates.substr(0, comma), label = entry.substr(0, entry.rfind(':'));
     rates = comma == std::string_view::npos ? std::string_view{} : rates.substr(comma + 1);
-    if (std::none_of(t.ranks.begin(), t.ranks.end(), [&](const auto &r) { return topology::island_of(r) == label; }))
+    if (std::none_of(t.ranks.begin(), t.ranks.end(), [&](const auto &r) { return topology::island_name(r) == label; }))
       continue;
     if (!out.empty()) out += ',';
     out += entry;
@@ -86,7 +86,7 @@ void note_missing_profiles(const topology::Topology &t, const std::string &name)
       missing, info.device, info.hostname);
 }
 
-void refuse_threads(const topology::Topology &t, const topology::Group &g) {
+void refuse_threads(const topology::Topology &t, const topology::Island &g) {
   if (ccl::serves_threads(g.ccl)) return;
   for (size_t i = 0; i < g.ranks.size(); ++i)
     for (size_t j = 0; j < i; ++j) {
@@ -99,10 +99,10 @@ void refuse_threads(const topology::Topology &t, const topology::Group &g) {
     }
 }
 
-// The group of `rank` that a library serves. Throws where the library cannot serve two ranks of a group in one process.
-std::optional<topology::Group> served_group(const topology::Topology &t, int rank) {
-  std::optional<topology::Group> mine;
-  for (const auto &g : t.groups) {
+// The island of `rank` that a library serves. Throws where the library cannot serve two ranks of an island in one process.
+std::optional<topology::Island> served_island(const topology::Topology &t, int rank) {
+  std::optional<topology::Island> mine;
+  for (const auto &g : t.islands) {
     if (g.ccl.empty() || g.ranks.size() < 2) continue;
     refuse_threads(t, g);
     if (std::find(g.ranks.begin(), g.ranks.end(), rank) != g.ranks.end()) mine = g;
@@ -114,12 +114,12 @@ std::optional<topology::Group> served_group(const topology::Topology &t, int ran
 
 Map make_map(const std::vector<topology::RankInfo> &infos, topology::Bridge bridge, const Settings &settings, MapOf what) {
   Map map;
-  map.islands = topology::make_topology(infos, bridge);
+  map.topology = topology::make_topology(infos, bridge);
   // Declared rates, else those of the profiles.
   const std::string &rates = settings.text(Setting::BridgeRates);
-  if (rates.empty()) topology::apply_profiles(map.islands);
-  else topology::apply_rates(map.islands, what == MapOf::Part ? part_of_rates(map.islands, rates) : rates);
-  map.memory = topology::dissolve(map.islands, {});
+  if (rates.empty()) topology::apply_profiles(map.topology);
+  else topology::apply_rates(map.topology, what == MapOf::Part ? part_of_rates(map.topology, rates) : rates);
+  map.memory = topology::dissolve(map.topology, {});
   return map;
 }
 
@@ -139,8 +139,8 @@ Agreement agree(const Invitation &invitation, const Offer &offer) {
   }
   a.map = make_map(a.infos, a.bridge, invitation.settings, invitation.parent ? MapOf::Part : MapOf::Job);
   if (invitation.rank == 0 && !invitation.parent && invitation.settings.text(Setting::BridgeRates).empty())
-    note_missing_profiles(a.map.islands, invitation.name);
-  a.island = served_group(a.map.islands, invitation.rank);
+    note_missing_profiles(a.map.topology, invitation.name);
+  a.island = served_island(a.map.topology, invitation.rank);
   return a;
 }
 

@@ -14,12 +14,12 @@ namespace isthmus::comm::join {
 
 // The ranks, their islands, and who shares memory with whom.
 struct Map {
-  topology::Topology islands;  // and their libraries
-  // The islands without their libraries. What libraries cannot do is planned as if there were no libraries.
+  topology::Topology topology;  // with the libraries of the islands
+  // The same without libraries. What libraries cannot do is planned as if there were no libraries.
   topology::Topology memory;
   // Whether messages between `rank` and `q` go by streams of a connection.
   bool streamed(int rank, int q) const {
-    return !memory.flat && memory.group_of[static_cast<size_t>(q)] != memory.group_of[static_cast<size_t>(rank)];
+    return !memory.flat && memory.island_of[static_cast<size_t>(q)] != memory.island_of[static_cast<size_t>(rank)];
   }
 };
 // The settings declare the rates of a job's islands. A part of the job need not have all of these islands.
@@ -31,8 +31,8 @@ struct Agreement {
   std::vector<topology::RankInfo> infos;  // of the ranks, with their addresses
   topology::Bridge bridge = topology::Bridge::Auto;
   Map map;
-  std::optional<topology::Group> island;  // of this rank, where a library serves it
-  Rollback key;                           // the job's: the mesh takes connections of peers that prove the key
+  std::optional<topology::Island> island;  // of this rank, where a library serves it
+  Rollback key;                            // the job's: the mesh takes connections of peers that prove the key
 };
 // Collective: one exchange. Every refusal has the same text on all ranks. The text names the rank that differs or lacks something.
 Agreement agree(const Invitation &invitation, const Offer &offer);

@@ -9,7 +9,7 @@ namespace isthmus::comm::join {
 namespace {
 
 // Whether waiting for the island's ranks is in vain. The function holds no context: a join that never comes back must not keep one alive.
-std::function<bool()> hopeless(const Invitation &invitation, const Wiring &wiring, const topology::Group &island) {
+std::function<bool()> hopeless(const Invitation &invitation, const Wiring &wiring, const topology::Island &island) {
   return [while_there = std::weak_ptr(invitation.context), failed_elsewhere = wiring.failed_elsewhere,
           processes = wiring.processes, members = island.ranks] {
     const auto there = while_there.lock();
@@ -24,9 +24,9 @@ std::function<bool()> hopeless(const Invitation &invitation, const Wiring &wirin
 
 void join_library(const Invitation &invitation, const Offer &offer, const Agreement &agreement, const Terms &terms,
                   Wiring &wiring, Attempts &attempt) {
-  const topology::Group &island = *agreement.island;
+  const topology::Island &island = *agreement.island;
   collective::DeviceExecutorSetup &served = wiring.served;
-  const std::string versions = topology::unequal_versions(agreement.map.islands, island);
+  const std::string versions = topology::unequal_versions(agreement.map.topology, island);
   if (!versions.empty() && invitation.rank == island.ranks[0] && !invitation.parent)
     ISTHMUS_WARN("communicator '{}': {} of one island: libraries of several versions may not understand each other",
                  invitation.name, versions);
@@ -39,7 +39,7 @@ void join_library(const Invitation &invitation, const Offer &offer, const Agreem
       served.communicator = asked<std::unique_ptr<ccl::IslandCommunicator>>(
           offer.device, invitation.deadline,
           [library = offer.library, id = wiring.library_id,
-           position = agreement.map.islands.index_of[static_cast<size_t>(invitation.rank)],
+           position = agreement.map.topology.index_of[static_cast<size_t>(invitation.rank)],
            size = static_cast<int>(island.ranks.size()), deadline = Deadline(0.9 * early(invitation.deadline)),
            in_vain = hopeless(invitation, wiring, island), stream = served.stream] {
             return library->join({id, position, size, deadline, in_vain}, stream);

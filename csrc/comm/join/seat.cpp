@@ -56,9 +56,9 @@ void share_no_memory(Making &m, Attempts &attempt) {
 
 void settle_terms(Making &m) {
   Terms &terms = m.terms;
-  terms.choose_leader_bytes(m.agreement.ranks, m.map.islands);
-  terms.libraries = topology::has_libraries(m.map.islands);
-  terms.devices = topology::has_devices(m.map.islands);
+  terms.choose_leader_bytes(m.agreement.ranks, m.map.topology);
+  terms.libraries = topology::has_libraries(m.map.topology);
+  terms.devices = topology::has_devices(m.map.topology);
   const auto &infos = m.agreement.infos;
   const auto fnuz = std::find_if(infos.begin(), infos.end(), [](const topology::RankInfo &info) { return info.fnuz; });
   if (fnuz != infos.end()) terms.fnuz_rank = static_cast<int>(fnuz - infos.begin());
@@ -118,9 +118,9 @@ rank::RankSetup setup_of(Making &m, const Ring &ring) {
   setup.fixed_ring = ring.place.offset;
   setup.fixed_ring_bytes = ring.bytes;
   setup.island = std::move(m.wiring.served);
-  for (const int g : m.map.islands.group_of) {
-    const topology::Group &group = m.map.islands.groups[static_cast<size_t>(g)];
-    setup.served_in.push_back(!group.ccl.empty() && group.ranks.size() > 1 ? g : -1);
+  for (const int g : m.map.topology.island_of) {
+    const topology::Island &island = m.map.topology.islands[static_cast<size_t>(g)];
+    setup.served_in.push_back(!island.ccl.empty() && island.ranks.size() > 1 ? g : -1);
   }
   setup.group_wait_ns = settings.integer(Setting::GroupWaitMs) * 1'000'000;
   // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
@@ -204,14 +204,14 @@ void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, 
 void note_made(const Making &m, const std::string &library) {
   const topology::RankInfo &mine = m.offer.blob.info;
   const Device &device = m.offer.device;
-  const size_t islands = m.map.islands.groups.size();
+  const size_t islands = m.map.topology.islands.size();
   const bool flat = m.map.memory.flat;
   ISTHMUS_INFO("communicator '{}': rank {} of {} on {}{}, {} island{}{}{}, {}{}; tcp streams {}", m.invitation.name,
                m.invitation.rank, m.invitation.world, mine.hostname,
                device.host() ? "" : formatted(", {} ({})", device.text(), mine.device_name), islands,
                islands == 1 ? "" : "s", mine.island.empty() ? "" : " (this rank: " + mine.island + ")", library,
                flat ? "all in shared memory" : "shared memory inside, tcp between them",
-               m.map.islands.measured ? ", bridges weighed by profiles" : "",
+               m.map.topology.measured ? ", bridges weighed by profiles" : "",
                flat ? 0 : m.invitation.settings.integer(Setting::TcpStreams));
 }
 
@@ -245,7 +245,7 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
   for (auto *peer : wiring.processes)
     if (peer && peer->lost.load()) seat.rank->events().lost(*peer, peer->lost_text());
   note_made(m, served_by(offer, agreement));
-  seat.islands = std::move(m.map.islands);
+  seat.topology = std::move(m.map.topology);
   seat.terms = std::move(m.terms);
   return seat;
 }

@@ -11,7 +11,7 @@ namespace isthmus::comm::join {
 
 struct Seat {
   std::shared_ptr<rank::Rank> rank;
-  topology::Topology islands;
+  topology::Topology topology;
   Terms terms;
   Rollback leave;  // the rank leaves, unless the new communicator keeps the rank
 };

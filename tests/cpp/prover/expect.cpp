@@ -120,17 +120,17 @@ Expected expected_of(const topology::Topology &t, const Operation &op, int index
   if (!reduces(op.request.collective)) return {};
   // Groups in order, ranks in order, rounded once.
   std::vector<int> groups;
-  for (const auto &g : t.groups) {
+  for (const auto &g : t.islands) {
     std::vector<int> terms;
     for (int r : g.ranks) {
       const int x = symbols.leaf(index, r);
       terms.push_back(op.request.op == RedOp::PremulSum ? symbols.scaled(x) : x);
     }
-    groups.push_back(g.ccl.empty()                            ? symbols.sum(terms)
-                     : overflows(op.request, t.groups.size()) ? symbols.kept(symbols.island(terms))
-                                                              : symbols.island(terms));
+    groups.push_back(g.ccl.empty()                             ? symbols.sum(terms)
+                     : overflows(op.request, t.islands.size()) ? symbols.kept(symbols.island(terms))
+                                                               : symbols.island(terms));
   }
-  const bool island = t.groups.size() == 1 && !t.groups[0].ccl.empty();  // what its library gives is the result
+  const bool island = t.islands.size() == 1 && !t.islands[0].ccl.empty();  // what its library gives is the result
   const int sum = symbols.sum(groups);
   const uint64_t divisor = op.request.op == RedOp::Avg ? t.ranks.size() : 1;
   const bool scatter =
@@ -150,14 +150,14 @@ bool by_slots(const topology::Topology &t, const Operation &op) {
 
 uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology &t, const Operation &op,
                       const std::vector<uint64_t> &finished) {
-  if (by_slots(t, op) || t.groups.size() == 1) return 0;
-  const uint64_t n = op.request.bytes, k = t.groups.size();
+  if (by_slots(t, op) || t.islands.size() == 1) return 0;
+  const uint64_t n = op.request.bytes, k = t.islands.size();
   const uint64_t ratio = dtype_size(accumulator(op.request.dtype)) / dtype_size(op.request.dtype);
   const auto factor = [&](size_t g) {
     // One rank sends what it has, a library what it has rounded.
-    return t.groups[g].ranks.size() > 1 && t.groups[g].ccl.empty() ? ratio : 1;
+    return t.islands[g].ranks.size() > 1 && t.islands[g].ccl.empty() ? ratio : 1;
   };
-  const auto home = static_cast<size_t>(t.group_of[static_cast<size_t>(op.request.root)]);
+  const auto home = static_cast<size_t>(t.island_of[static_cast<size_t>(op.request.root)]);
   uint64_t sum = 0;
   switch (op.request.collective) {
     case Collective::AllReduce:  // one hop: everything to everybody; else 2 (k-1) n: to the owner of a part, and back
@@ -174,11 +174,11 @@ uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology 
   }
   const auto crosses = [&](int s, int d) {  // no group has both, or none whose library moves it
     const std::vector<int> inside = plan::inside_of(whole, s, op.request);
-    return t.group_of[static_cast<size_t>(s)] != t.group_of[static_cast<size_t>(d)] &&
+    return t.island_of[static_cast<size_t>(s)] != t.island_of[static_cast<size_t>(d)] &&
            std::find(inside.begin(), inside.end(), d) == inside.end();
   };
   for (int s = 0; s < t.size(); ++s) {
-    const auto g = static_cast<size_t>(t.group_of[static_cast<size_t>(s)]);
+    const auto g = static_cast<size_t>(t.island_of[static_cast<size_t>(s)]);
     switch (op.request.collective) {
       case Collective::AllGather:
       case Collective::AllGatherV: sum += (k - 1) * block_bytes(op, s, 0); break;
@@ -204,8 +204,8 @@ uint64_t token_bound(const topology::Topology &t, const Operation &op, uint64_t 
   if (by_slots(t, op)) return 0;
   if (op.request.collective == Collective::Barrier) {
     uint64_t rounds = 0;
-    for (size_t step = 1; step < t.groups.size(); step *= 2) ++rounds;
-    return 8 * rounds * t.groups.size();
+    for (size_t step = 1; step < t.islands.size(); step *= 2) ++rounds;
+    return 8 * rounds * t.islands.size();
   }
   // Reductions without an answer acknowledge the frames whose memory is used again.
   const bool answers = op.request.collective == Collective::AllReduce;

@@ -135,7 +135,7 @@ class Run {
     memory_ = topology::dissolve(topology_, {});
     for (size_t o = 0; o < operations_.size(); ++o) {
       planned_.push_back(plan::planned_on(topology_, operations_[o].request));
-      finished_.emplace_back(planned_[o].groups.size(), 0);
+      finished_.emplace_back(planned_[o].islands.size(), 0);
     }
     sent_.assign(operations_.size(), std::vector<uint64_t>(world_, 0));
     tokens_.assign(operations_.size(), 0);
@@ -175,8 +175,8 @@ class Run {
     if (p.digest != first.digest) object("operation {}: ranks 0 and {} have different digests", o, r);
     if (p.chunk != first.chunk) object("operation {}: ranks 0 and {} have different chunks", o, r);
     for (size_t q = 0; q < r; ++q)
-      if (planned_[o].flat || (planned_[o].group_of[q] == planned_[o].group_of[r] &&
-                               planned_[o].groups[static_cast<size_t>(planned_[o].group_of[r])].ccl.empty())) {
+      if (planned_[o].flat || (planned_[o].island_of[q] == planned_[o].island_of[r] &&
+                               planned_[o].islands[static_cast<size_t>(planned_[o].island_of[r])].ccl.empty())) {
         const Plan &other = *ranks_[q].plans[o];
         if (other.slot_bytes != p.slot_bytes || (p.slot_bytes && other.slots != p.slots))
           object("operation {}: ranks {} and {} share memory and have different slots", o, q, r);
@@ -185,7 +185,7 @@ class Run {
   }
 
   bool shares(int a, int b) const {
-    return memory_.flat || memory_.group_of[static_cast<size_t>(a)] == memory_.group_of[static_cast<size_t>(b)];
+    return memory_.flat || memory_.island_of[static_cast<size_t>(a)] == memory_.island_of[static_cast<size_t>(b)];
   }
   uint64_t ratio(size_t o) const {
     const DType d = operations_[o].request.dtype;
@@ -243,15 +243,15 @@ class Run {
   }
 
   // Ranks of my group as the topology has it, libraries and all.
-  const topology::Group &group_of(int rank) const {
-    return topology_.groups[static_cast<size_t>(topology_.group_of[static_cast<size_t>(rank)])];
+  const topology::Island &island_of(int rank) const {
+    return topology_.islands[static_cast<size_t>(topology_.island_of[static_cast<size_t>(rank)])];
   }
 
   // Sizes that two ranks know each: the host list goes on when it has seen those of all whom it compares with.
   bool compare(Agent &a) {
     const Plan &p = plan_of(a);
     if (a.device) return a.compared = true;
-    const auto &mine = group_of(a.rank).ranks;
+    const auto &mine = island_of(a.rank).ranks;
     std::vector<bool> with(world_, false);
     for (size_t q = 0; p.pairwise_sizes && q < world_; ++q) {
       const bool linked = p.sizes_by_links && std::find(mine.begin(), mine.end(), static_cast<int>(q)) != mine.end();
@@ -528,24 +528,24 @@ class Run {
     // Blocks that stay in a group are moved by its library where the rest of the operation has none.
     const bool inside = !inside_of(topology_, a.rank, operations_[a.operation].request).empty();
     const topology::Topology &t = inside ? topology_ : planned_[a.operation];
-    const auto g = static_cast<size_t>(t.group_of[static_cast<size_t>(a.rank)]);
-    const auto size = t.groups[g].ranks.size();
+    const auto g = static_cast<size_t>(t.island_of[static_cast<size_t>(a.rank)]);
+    const auto size = t.islands[g].ranks.size();
     const int me = t.index_of[static_cast<size_t>(a.rank)];
-    if (!a.device || t.groups[g].ccl.empty()) object("{}: a call of a library that does not serve this rank", where(a));
+    if (!a.device || t.islands[g].ccl.empty()) object("{}: a call of a library that does not serve this rank", where(a));
     const bool rooted = s.call == IslandCall::Reduce || s.call == IslandCall::Broadcast;
     if (rooted && (s.peer < 0 || static_cast<size_t>(s.peer) >= size)) object("{}: root {}", where(a), s.peer);
     const RedOp op = operations_[a.operation].request.op;
-    const bool smaller = overflows(operations_[a.operation].request, t.groups.size());
-    if (reduces(s.call) && s.op != (smaller ? RedOp::PremulSum : op == RedOp::Avg && t.groups.size() > 1 ? RedOp::Sum : op))
+    const bool smaller = overflows(operations_[a.operation].request, t.islands.size());
+    if (reduces(s.call) && s.op != (smaller ? RedOp::PremulSum : op == RedOp::Avg && t.islands.size() > 1 ? RedOp::Sum : op))
       object("{}: the library is asked for {}", where(a), redop_name(s.op));
     if (smaller && reduces(s.call) ? uint64_t{1} << s.halvings < size : s.halvings != 0)
       object("{}: the library is asked for a sum of {} times 2^-{}", where(a), size, s.halvings);
-    if (!t.groups[g].ccl_table.can(s.call, operations_[a.operation].request.dtype, s.op))
+    if (!t.islands[g].ccl_table.can(s.call, operations_[a.operation].request.dtype, s.op))
       object("{}: the library has no such call", where(a));
     if (s.call == IslandCall::Send || s.call == IslandCall::Recv)
       return pair(a, p, s, c, bytes, o, {a.operation, g}, me, size);
     Meeting &m = meetings_[(a.operation * world_ + g) << 32 | a.calls];
-    if (s.call == IslandCall::AllToAllV) return exchange(a, p, s, c, o, m, t.groups[g].ranks, me);
+    if (s.call == IslandCall::AllToAllV) return exchange(a, p, s, c, o, m, t.islands[g].ranks, me);
     const bool exchanges = s.call == IslandCall::AllToAll;
     const uint64_t in_bytes = bytes * (s.call == IslandCall::ReduceScatter || exchanges ? size : 1);
     const uint64_t out_bytes = bytes * (s.call == IslandCall::AllGather || exchanges ? size : 1);
@@ -801,7 +801,7 @@ class Run {
     verdict.ranks[static_cast<size_t>(a.rank)].reduced += bytes * s.sources;
     if (!s.partial) {
       verdict.ranks[static_cast<size_t>(a.rank)].finished += bytes;
-      finished_[a.operation][static_cast<size_t>(planned_[a.operation].group_of[static_cast<size_t>(a.rank)])] += bytes;
+      finished_[a.operation][static_cast<size_t>(planned_[a.operation].island_of[static_cast<size_t>(a.rank)])] += bytes;
     }
   }
 
@@ -875,7 +875,7 @@ class Run {
       uint64_t finished = 0;
       for (uint64_t f : finished_[o]) finished += f;
       const bool leader_exchange = !planned_[o].flat && operations_[o].request.bytes <= operations_[o].request.small_bytes;
-      const bool island = planned_[o].groups.size() == 1 && !planned_[o].groups[0].ccl.empty();
+      const bool island = planned_[o].islands.size() == 1 && !planned_[o].islands[0].ccl.empty();
       if ((c == plan::Collective::AllReduce && !leader_exchange && !island && world_ > 1
                ? finished != operations_[o].request.bytes
                : false))

@@ -24,7 +24,7 @@ topology::Topology topology_of(const json &j) {
                                                             : topology::Bridge::Auto);
   if (j.contains("weights")) {
     const auto weights = j.at("weights").get<std::vector<double>>();
-    for (size_t g = 0; g < t.groups.size() && !weights.empty(); ++g) t.weights[g] = weights[g % weights.size()];
+    for (size_t g = 0; g < t.islands.size() && !weights.empty(); ++g) t.weights[g] = weights[g % weights.size()];
     t.digest = topology::digest_of(t);
   }
   return t;
