@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""A class name stands once in csrc/. One line a breach; exit status 1 if there is one.
+"""A class name stands once in the house, and once in the rehearsal. One line a breach; exit status 1 if there is one.
 
-The names are those of the classes of a namespace. A class inside another class is called by both names, so Outer::Inner
-is a name of its own. REPEATS has the names that stand more than once, with the reason. A line of REPEATS that nothing
-needs is a breach too. OUTSIDE has the files whose names somebody else has chosen.
+The house is csrc/ without csrc/rehearsal. Neither includes the other, and the rehearsal's classes play the house's parts: a
+Device, a Stream. So each is checked alone. A class inside another class counts by its inner name.
+
+REPEATS has the names that stand more than once, with the reason. A line of REPEATS that nothing needs is a breach too.
+OUTSIDE has the files whose names somebody else has chosen.
 """
 
 from __future__ import annotations
@@ -14,35 +16,45 @@ from collections.abc import Iterable
 
 from check_sizes import ROOT, SOURCES, Reader
 
-# The rehearsal's own copies of the vendors' libraries, and the declarations of the vendors' functions and structs.
-OUTSIDE = re.compile(r"^csrc/rehearsal/|(?:^|/)(?:\w+_)?abi(?:_\w+)?\.hpp$")
+# The declarations of the vendors' functions and structs.
+OUTSIDE = re.compile(r"(?:^|/)(?:\w+_)?abi(?:_\w+)?\.hpp$")
+REHEARSAL = "csrc/rehearsal/"
 
 REPEATS: dict[str, str] = {
     "Calls": "the functions of a front door; a door is compiled with one of the two",
+    "Held": "a lock that is held while the object lives; the class around it is what is locked",
+    "Of": "a template's argument: the last operation of a reduction, on one type of numbers",
+    "PerDevice": "what a vendor's calls keep of each device; the class around it says whose",
+    "State": "the private fields of the class around it",
 }
 
 
 def classes(texts: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Of these files, which are (name, text): the classes of namespaces, each with the places where its body stands."""
+    """Of these files, which are (name, text): the classes, each with the places where its body stands."""
     found: dict[str, list[str]] = {}
     for where, text in texts:
         if OUTSIDE.search(where):
             continue
         for one in Reader(text).read().classes:
-            if "::" not in one.name and not one.name.startswith("("):
-                found.setdefault(one.name, []).append(f"{where}:{one.line}")
+            name = one.name.rsplit("::", 1)[-1]
+            if not name.startswith("("):
+                found.setdefault(name, []).append(f"{where}:{one.line}")
     return found
 
 
 def check(texts: Iterable[tuple[str, str]], repeats: dict[str, str]) -> list[str]:
     """Breaches of these files, which are (name, text)."""
-    breaches = []
-    repeated = {name: places for name, places in sorted(classes(texts).items()) if len(places) > 1}
-    for name, places in repeated.items():
-        if name not in repeats:
-            breaches.append(f"{places[-1]}: {name} is a class of {', '.join(places[:-1])} too; a name stands once")
+    breaches, needed = [], set()
+    for name, places in sorted(classes(texts).items()):
+        for of_rehearsal in (False, True):
+            here = [place for place in places if place.startswith(REHEARSAL) == of_rehearsal]
+            if len(here) < 2:
+                continue
+            needed.add(name)
+            if name not in repeats:
+                breaches.append(f"{here[-1]}: {name} is a class of {', '.join(here[:-1])} too; a name stands once")
     for name, reason in repeats.items():
-        if name not in repeated:
+        if name not in needed:
             breaches.append(f"scripts/check_names.py: {name!r} stands once; take the line out")
         if not reason.strip():
             breaches.append(f"scripts/check_names.py: {name!r} has no reason")

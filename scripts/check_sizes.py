@@ -60,7 +60,7 @@ LOCKS = re.compile(
 )
 TEMPLATE = re.compile(r"\btemplate\s*<")
 CLASS = re.compile(
-    r"\b(class|struct|union)\b(?:\s+alignas\(\))?(?:\s+(?P<name>[A-Za-z_]\w*(?:::\w+)*))?"
+    r"\b(class|struct|union)\b(?:\s+alignas\(\)|\s+[A-Z]\w*_API\b)?(?:\s+(?P<name>[A-Za-z_]\w*(?:::\w+)*))?"
     r"(?:<[^{]*>)?(?:\s+final)?\s*(?::(?!:)|$)"
 )
 ASSIGNED = re.compile(r"(?<![=!<>])=(?!=)")

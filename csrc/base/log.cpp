@@ -39,7 +39,7 @@ class Sink final : public spdlog::sinks::sink {
   void flush() override {}
   void set_pattern(const std::string &) override {
     auto formatter = std::make_unique<spdlog::pattern_formatter>();
-    formatter->add_flag<Rank>('*', *this).set_pattern("[isthmus %P%* %H:%M:%S.%e %l] %v");
+    formatter->add_flag<RankFlag>('*', *this).set_pattern("[isthmus %P%* %H:%M:%S.%e %l] %v");
     set_formatter(std::move(formatter));
   }
   void set_formatter(std::unique_ptr<spdlog::formatter> formatter) override {
@@ -80,13 +80,13 @@ class Sink final : public spdlog::sinks::sink {
   }
 
  private:
-  struct Rank final : spdlog::custom_flag_formatter {
-    explicit Rank(const Sink &s) : sink(s) {}
+  struct RankFlag final : spdlog::custom_flag_formatter {
+    explicit RankFlag(const Sink &s) : sink(s) {}
     void format(const spdlog::details::log_msg &, const std::tm &, spdlog::memory_buf_t &out) override {
       sink.mutex_.counts_as_held();  // by write(), which formats
       if (sink.rank_ >= 0) out.append(sink.prefix_);
     }
-    std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<Rank>(sink); }
+    std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<RankFlag>(sink); }
     const Sink &sink;
   };
 

@@ -4,7 +4,7 @@ namespace isthmus {
 
 void Recorder::add(const Record &r) noexcept {
   const uint64_t n = next_.fetch_add(1, std::memory_order_relaxed);
-  Cell &c = cells_[n % size_];
+  StampedEntry &c = cells_[n % size_];
   c.stamp.store(2 * n + 1, std::memory_order_release);
   const uint64_t words[7] = {
       r.communicator,
@@ -22,7 +22,7 @@ std::vector<Record> Recorder::read() const {
   std::vector<Record> out;
   const uint64_t end = next_.load(std::memory_order_acquire);
   for (uint64_t n = end > size_ ? end - size_ : 0; n < end; ++n) {
-    const Cell &c = cells_[n % size_];
+    const StampedEntry &c = cells_[n % size_];
     if (c.stamp.load(std::memory_order_acquire) != 2 * n + 2) continue;
     uint64_t w[7];
     for (int i = 0; i < 7; ++i) w[i] = c.words[i].load(std::memory_order_acquire);

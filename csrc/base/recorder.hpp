@@ -20,18 +20,18 @@ struct Record {
 
 class Recorder {
  public:
-  explicit Recorder(size_t entries) : size_(entries), cells_(std::make_unique<Cell[]>(entries)) {}
+  explicit Recorder(size_t entries) : size_(entries), cells_(std::make_unique<StampedEntry[]>(entries)) {}
   void add(const Record &r) noexcept;  // any thread
   std::vector<Record> read() const;    // oldest first
   uint64_t total() const noexcept { return next_.load(std::memory_order_relaxed); }
 
  private:
-  struct alignas(64) Cell {
+  struct alignas(64) StampedEntry {
     std::atomic<uint64_t> stamp{0};  // 2n+1 while entry n is written, 2n+2 once it stands
     std::atomic<uint64_t> words[7];
   };
   size_t size_;
-  std::unique_ptr<Cell[]> cells_;
+  std::unique_ptr<StampedEntry[]> cells_;
   std::atomic<uint64_t> next_{0};
 };
 

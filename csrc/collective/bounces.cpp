@@ -24,11 +24,11 @@ uint64_t rounded(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * t
 }  // namespace
 
 Bounces::~Bounces() {
-  for (const Buffer &b : buffers_)
+  for (const PinnedBuffer &b : buffers_)
     if (b.free) release(b);
 }
 
-bool Bounces::release(const Buffer &buffer) noexcept {
+bool Bounces::release(const PinnedBuffer &buffer) noexcept {
   return runtime_.unregister_host(device_, buffer.host) && ::munmap(buffer.host, kOwnRing) == 0;
 }
 
@@ -64,7 +64,7 @@ Bounce Bounces::take(uint64_t in, uint64_t out) {
 
 std::byte *Bounces::buffer() {
   const Lock lock(mutex_);
-  auto found = std::find_if(buffers_.begin(), buffers_.end(), [](const Buffer &b) { return b.free; });
+  auto found = std::find_if(buffers_.begin(), buffers_.end(), [](const PinnedBuffer &b) { return b.free; });
   if (found == buffers_.end()) {
     void *const memory = ::mmap(nullptr, kOwnRing, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
@@ -93,14 +93,14 @@ std::byte *Bounces::buffer() {
 void Bounces::give(const Bounce &bounce) noexcept {
   if (bounce.staging) return arena_.free_staging(bounce.staging);
   const Lock lock(mutex_);
-  for (Buffer &b : buffers_)
+  for (PinnedBuffer &b : buffers_)
     if (b.host == bounce.host) b.free = true;
 }
 
 void Bounces::lose(const Bounce &bounce) noexcept {
   if (bounce.staging) return;  // the end of the communicator sees to what is left of the staging memory
   const Lock lock(mutex_);
-  std::erase_if(buffers_, [&](const Buffer &b) { return b.host == bounce.host; });
+  std::erase_if(buffers_, [&](const PinnedBuffer &b) { return b.host == bounce.host; });
 }
 
 }  // namespace isthmus::collective

@@ -49,11 +49,11 @@ class Bounces {
       const Bounce &bounce) noexcept;  // the device may still come to the memory: no operation gets the memory any more
 
  private:
-  struct Buffer {
+  struct PinnedBuffer {
     std::byte *host;
     bool free;
   };
-  bool release(const Buffer &buffer) noexcept;
+  bool release(const PinnedBuffer &buffer) noexcept;
   std::byte *buffer();
 
   link::Arena &arena_;
@@ -62,7 +62,7 @@ class Bounces {
   const int device_;
   const std::string name_;
   Mutex mutex_;
-  std::vector<Buffer> buffers_ ISTHMUS_GUARDED_BY(mutex_);
+  std::vector<PinnedBuffer> buffers_ ISTHMUS_GUARDED_BY(mutex_);
   bool said_ ISTHMUS_GUARDED_BY(mutex_) = false;
 };
 

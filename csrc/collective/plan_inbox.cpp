@@ -9,7 +9,7 @@ namespace isthmus::collective {
 
 PlanInbox::Taken PlanInbox::take(int peer, uint64_t bytes, uint64_t digest, std::byte *to) noexcept {
   const Lock lock(lock_);
-  From &from = from_[static_cast<size_t>(peer)];
+  FramesFrom &from = from_[static_cast<size_t>(peer)];
   if (wanted_.peer < 0) {
     const auto here = std::find_if(from.aside.begin(), from.aside.end(), [&](const Aside &a) { return a.id == from.next; });
     if (here == from.aside.end()) {
@@ -44,7 +44,7 @@ link::Accept PlanInbox::accept(const link::FrameHeader &h, int64_t since_ns, int
     to = wanted_.to + h.offset;
     return link::Accept::Take;
   }
-  From &from = from_[h.source];
+  FramesFrom &from = from_[h.source];
   if (h.id < from.next) return link::Accept::Drop;  // the frame was taken already: the peer repeats itself
   for (Aside &a : from.aside)
     if (a.id == h.id) {

@@ -43,11 +43,11 @@ class PlanInbox {
     uint64_t id, total, received, digest;
     std::unique_ptr<std::byte[]> data;
   };
-  struct From {
+  struct FramesFrom {
     uint64_t next = 0;  // number of the frame that the plan takes next
     std::deque<Aside> aside;
   };
-  struct Wanted {
+  struct WantedFrame {
     int peer = -1;  // -1: none
     uint64_t id = 0, total = 0, digest = 0, received = 0;
     std::byte *to = nullptr;
@@ -56,8 +56,8 @@ class PlanInbox {
   };
 
   SpinLock lock_;
-  std::vector<From> from_ ISTHMUS_GUARDED_BY(lock_);
-  Wanted wanted_ ISTHMUS_GUARDED_BY(lock_);
+  std::vector<FramesFrom> from_ ISTHMUS_GUARDED_BY(lock_);
+  WantedFrame wanted_ ISTHMUS_GUARDED_BY(lock_);
   std::atomic<int> wrong_{-1};
 };
 

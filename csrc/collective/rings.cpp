@@ -12,7 +12,7 @@ Rings::~Rings() {
   for (const uint64_t offset : take_all()) arena_.free_staging(offset);
 }
 
-void Rings::give(Place &place) noexcept {
+void Rings::give(ArenaPart &place) noexcept {
   if (place.offset) arena_.free_staging(place.offset);
   place = {};
 }
@@ -26,14 +26,14 @@ void Rings::give_all() noexcept {
 }
 
 // A place that an operation has, or that a peer may read, stays until neither does.
-void Rings::outgrow(Place &place, bool idle) {
+void Rings::outgrow(ArenaPart &place, bool idle) {
   if (idle) return give(place);
   if (place.offset) old_.push_back(place.offset);
   place = {};
 }
 
 // Where there is plenty, the new place is twice the last. So a place that grows little by little is not made anew each time.
-Rings::Place Rings::grow(uint64_t need, uint64_t before) const {
+Rings::ArenaPart Rings::grow(uint64_t need, uint64_t before) const {
   if (const uint64_t twice = 2 * before; twice > need && arena_.staging_used() + twice <= arena_.staging_limit() / 4) {
     try {
       return {arena_.allocate_staging(twice), twice};
@@ -130,7 +130,7 @@ std::vector<uint64_t> Rings::take_all() noexcept {
   const Lock lock(mutex_);
   std::vector<uint64_t> all = std::move(old_);
   old_.clear();
-  for (Place *place : {&ring_, &scratch_})
+  for (ArenaPart *place : {&ring_, &scratch_})
     if (const uint64_t offset = std::exchange(*place, {}).offset) all.push_back(offset);
   return all;
 }

@@ -42,12 +42,12 @@ class Rings {
   std::vector<uint64_t> take_all() noexcept;
 
  private:
-  struct Place {
+  struct ArenaPart {
     uint64_t offset = 0, bytes = 0;  // 0: none
   };
-  void give(Place &place) noexcept ISTHMUS_REQUIRES(mutex_);
-  void outgrow(Place &place, bool idle) ISTHMUS_REQUIRES(mutex_);
-  Place grow(uint64_t need, uint64_t before) const;
+  void give(ArenaPart &place) noexcept ISTHMUS_REQUIRES(mutex_);
+  void outgrow(ArenaPart &place, bool idle) ISTHMUS_REQUIRES(mutex_);
+  ArenaPart grow(uint64_t need, uint64_t before) const;
   void grow_slots(uint64_t need, bool idle) ISTHMUS_REQUIRES(mutex_);
   void grow_scratch(uint64_t need, bool idle) ISTHMUS_REQUIRES(mutex_);
   void give_all() noexcept ISTHMUS_REQUIRES(mutex_);
@@ -55,7 +55,7 @@ class Rings {
   link::Arena &arena_;
   const std::function<bool(uint64_t)> read_;
   mutable Mutex mutex_;
-  Place ring_ ISTHMUS_GUARDED_BY(mutex_), scratch_ ISTHMUS_GUARDED_BY(mutex_);
+  ArenaPart ring_ ISTHMUS_GUARDED_BY(mutex_), scratch_ ISTHMUS_GUARDED_BY(mutex_);
   uint64_t turn_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // where in the ring the next operation's slots are
   uint32_t lent_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // operations that have some of the memory
   uint64_t last_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // the latest of these operations that has ended

@@ -43,7 +43,7 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
                                          deadline, bootstrap::job_name(parts));
     }
   }
-  process::Context::Use use;
+  process::Context::Lease use;
   try {
     use = process::Context::acquire(o.settings, hint);
   } catch (const Error &e) { throw Error(e.code(), formatted("rank {} of {}: {}", rank, world, e.text())); }
@@ -58,7 +58,7 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
   return make({name, o.members, rank, world, o.settings, context, std::nullopt, *exchange, deadline}, std::move(use));
 }
 
-std::shared_ptr<Communicator> Communicator::make(const join::Invitation &invitation, process::Context::Use use) {
+std::shared_ptr<Communicator> Communicator::make(const join::Invitation &invitation, process::Context::Lease use) {
   invitation.context->progress().stand_in();  // a callback may be what makes it, and wait here
   join::Offer offer = join::make_offer(invitation);
   join::Agreement agreement = join::agree(invitation, offer);

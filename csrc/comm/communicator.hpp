@@ -83,11 +83,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Without a rank and without a use of the context: make() gives both afterwards, and destroy() ends both.
   Communicator(const join::Invitation &invitation, const bootstrap::Bytes16 &key, join::Seat &seat);
   // Collective over the ranks that meet in the invitation's exchange.
-  static std::shared_ptr<Communicator> make(const join::Invitation &invitation, process::Context::Use use);
+  static std::shared_ptr<Communicator> make(const join::Invitation &invitation, process::Context::Lease use);
   // The invitation to a communicator that is made from this communicator.
   join::Invitation invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline) const;
 
-  process::Context::Use use_;
+  process::Context::Lease use_;
   const std::shared_ptr<process::Context> context_;
   std::shared_ptr<rank::Rank> local_;
   const Settings settings_;

@@ -167,9 +167,9 @@ struct CommandQueue {
   }
 };
 
-class Thread final : public HostStream {
+class ThreadStream final : public HostStream {
  public:
-  Thread(int device, const char *name)
+  ThreadStream(int device, const char *name)
       : device_(device), queue_(std::make_shared<CommandQueue>(name)), thread_([q = queue_] {
           // A vendor's library writes to sockets whose other end may be gone. Such a write must not end the process.
           sigset_t set;
@@ -179,7 +179,7 @@ class Thread final : public HostStream {
           q->loop();
         }) {}
 
-  ~Thread() override {
+  ~ThreadStream() override {
     if (!birth_.here()) {  // the thread is the parent's
       thread_.detach();
       return;
@@ -258,7 +258,7 @@ void submit(Stream &stream, Command::Kind kind, HostCounter &counter, uint64_t v
   c.value = value;
   c.wake = wake;
   c.context = context;
-  static_cast<Thread &>(stream).submit(c);
+  static_cast<ThreadStream &>(stream).submit(c);
 }
 
 class HostEvent final : public Event {
@@ -309,7 +309,7 @@ class HostRuntime final : public Runtime {
 
   std::unique_ptr<Stream> make_stream(int device, const char *name) override {
     check(device);
-    return std::make_unique<Thread>(device, name);
+    return std::make_unique<ThreadStream>(device, name);
   }
   std::unique_ptr<Stream> adopt(int, void *) override {
     fail(Code::Unsupported, "host ranks have no streams of their own: give no stream");
@@ -335,7 +335,7 @@ class HostRuntime final : public Runtime {
     c.from = from;
     c.value = bytes;
     c.cancelled = cancelled;
-    static_cast<Thread &>(stream).submit(c);
+    static_cast<ThreadStream &>(stream).submit(c);
   }
 
   void *allocate(int device, size_t bytes) override {

@@ -41,13 +41,13 @@ class PinnedRanges {
   }
 
  private:
-  struct Range {
+  struct PinnedRange {
     size_t bytes = 0;
     int users = 0;
   };
   Mutex pinning_;  // held over the vendor's call that pins, which a device that hangs may hold up
   Mutex mutex_;
-  std::map<void *, Range> ranges_ ISTHMUS_GUARDED_BY(mutex_);
+  std::map<void *, PinnedRange> ranges_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 }  // namespace isthmus::device

@@ -35,12 +35,12 @@ class Registered {
   }
 
  private:
-  struct Range {
+  struct RegisteredRange {
     size_t bytes = 0;
     std::byte *there = nullptr;
   };
   mutable SharedMutex mutex_;
-  std::map<const std::byte *, Range> ranges_ ISTHMUS_GUARDED_BY(mutex_);
+  std::map<const std::byte *, RegisteredRange> ranges_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 }  // namespace isthmus::device

@@ -31,7 +31,7 @@ enum class Way : uint8_t { HostToHost, HostToDevice, DeviceToHost, DeviceToDevic
 template <class Calls>
 class VendorDevices {
  public:
-  struct PerDevice {
+  struct DeviceState {
     Registered registered;
     Words gates, signals;
     MarkPool marks;
@@ -44,13 +44,13 @@ class VendorDevices {
 
   int count() const noexcept { return static_cast<int>(devices_.size()); }
   // Error(Argument): there is no such device.
-  PerDevice &at(int device) const {
+  DeviceState &at(int device) const {
     if (device < 0 || static_cast<size_t>(device) >= devices_.size())
       fail(Code::Argument, "{}: there is no device {}; it has {}", Calls::kName, device, devices_.size());
     return devices_[static_cast<size_t>(device)];
   }
   // The state of a device that is there.
-  PerDevice &operator[](int device) const noexcept { return devices_[static_cast<size_t>(device)]; }
+  DeviceState &operator[](int device) const noexcept { return devices_[static_cast<size_t>(device)]; }
   bool waits(int device) const {
     if constexpr (Calls::kValues) return calls.waits(device);
     else return false;
@@ -112,7 +112,7 @@ class VendorDevices {
 
   // Pins the host memory where no other device has, and asks where this device finds it.
   void register_host(int device, void *memory, size_t bytes) {
-    PerDevice &d = at(device);
+    DeviceState &d = at(device);
     const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
     if (!memory || bytes == 0 || reinterpret_cast<uintptr_t>(memory) % page != 0)
       fail(Code::Argument, "{}: {} bytes at {} are no whole pages to register", Calls::kName, bytes, memory);
@@ -139,7 +139,7 @@ class VendorDevices {
   }
 
   void begin(int device) {
-    PerDevice &d = at(device);
+    DeviceState &d = at(device);
     if (!calls.begin(device, d.page.load(std::memory_order_acquire))) return;
     d.page.store(nullptr, std::memory_order_relaxed);
     d.gates.forget();
@@ -152,7 +152,7 @@ class VendorDevices {
   // The word of a gate. Some vendors' streams wait only for words that the vendor made. Elsewhere a gate's word is as a signal's. `from`: whose
   // word it is, and to whom it goes back.
   Word take_gate(int device, Words *&from) {
-    PerDevice &d = at(device);
+    DeviceState &d = at(device);
     const std::optional<Word> made = d.gates.take([&]() -> std::vector<Word> {
       const Current current(*this, device);
       void *const word = calls.make_gate_word();
@@ -185,7 +185,7 @@ class VendorDevices {
   }
 
   PinnedRanges pinned_;
-  mutable std::vector<PerDevice> devices_;
+  mutable std::vector<DeviceState> devices_;
 };
 
 template <class Calls>

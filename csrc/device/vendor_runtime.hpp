@@ -168,11 +168,11 @@ class Opened {
   }
 
  private:
-  struct Held {
+  struct OpenedRuntime {
     Mutex mutex;  // held over the vendor's calls that open the runtime: one thread makes them
     VendorRuntime<Calls> *runtime ISTHMUS_GUARDED_BY(mutex) = nullptr;
   };
-  static inline PerProcess<Held> held;
+  static inline PerProcess<OpenedRuntime> held;
   static inline constinit Beginning begun;
 };
 

@@ -10,13 +10,13 @@
 namespace isthmus::interpose {
 namespace {
 
-struct Names {
+struct LibraryNames {
   const char *stem, *soname;
 };
-constexpr Names kSameFunctions[] = {{"libnccl.so", "libnccl.so.2"}, {"librccl.so", "librccl.so.1"}};
+constexpr LibraryNames kSameFunctions[] = {{"libnccl.so", "libnccl.so.2"}, {"librccl.so", "librccl.so.1"}};
 
 struct NeighboursFound {
-  const Names *other;
+  const LibraryNames *other;
   const char *preloaded;  // LD_PRELOAD
   char door[4096];        // of the other vendor, preloaded
   char user[4096];        // the file that is linked against the other vendor's library, or "the program"
@@ -43,7 +43,7 @@ int look(dl_phdr_info *object, size_t, void *data) {
 
 void describe_neighbours(TextBuffer &out, const char *before) noexcept {
   NeighboursFound found{};
-  const auto is_this = [](const Names &names) { return strcmp(names.soname, vendor().soname) == 0; };
+  const auto is_this = [](const LibraryNames &names) { return strcmp(names.soname, vendor().soname) == 0; };
   if (is_this(kSameFunctions[0])) found.other = &kSameFunctions[1];
   else if (is_this(kSameFunctions[1])) found.other = &kSameFunctions[0];
   else return;

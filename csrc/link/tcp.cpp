@@ -27,7 +27,7 @@ constexpr int64_t kLongest = 10'000'000'000;  // and go on so long at all
 
 }  // namespace
 
-struct TcpLink::Stream {
+struct TcpLink::SocketStream {
   UniqueFd socket;
   std::atomic<bool> over{false};  // nothing more comes from the stream; read by sleepers
   bool mute = false;              // nothing can be written to the stream any more
@@ -44,7 +44,7 @@ struct TcpLink::Stream {
 
 TcpLink::TcpLink(std::vector<UniqueFd> sockets) {
   for (auto &fd : sockets) {
-    streams_.push_back(std::make_unique<Stream>());
+    streams_.push_back(std::make_unique<SocketStream>());
     streams_.back()->socket = std::move(fd);
   }
 }
@@ -59,7 +59,7 @@ void TcpLink::post(Outgoing &out) noexcept {
   (bulk ? bulk_ : ordered_).push(out);
 }
 
-bool TcpLink::next_piece(Stream &s, bool first) {
+bool TcpLink::next_piece(SocketStream &s, bool first) {
   OutQueue *queue = first && !ordered_.empty() ? &ordered_ : &bulk_;
   Outgoing *out = queue->front();
   if (!out) return false;
@@ -79,7 +79,7 @@ bool TcpLink::next_piece(Stream &s, bool first) {
   return true;
 }
 
-bool TcpLink::write_stream(Stream &s, bool first) {
+bool TcpLink::write_stream(SocketStream &s, bool first) {
   bool moved = false;
   size_t burst = 0;
   s.full.store(false, std::memory_order_relaxed);
@@ -120,7 +120,7 @@ bool TcpLink::write_stream(Stream &s, bool first) {
   return moved;
 }
 
-bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
+bool TcpLink::read_stream(SocketStream &s, FrameSink &sink) {
   const bool moved = read_frames(s, sink);
   // A thread may sleep on the socket while this thread reads. What is left of the payload must be enough to wake the sleeper.
   if (const uint32_t left = std::max(s.in.payload_left(), 1u); s.in.low_water() > left)
@@ -128,7 +128,7 @@ bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
   return moved;
 }
 
-bool TcpLink::read_frames(Stream &s, FrameSink &sink) {
+bool TcpLink::read_frames(SocketStream &s, FrameSink &sink) {
   Burst burst;
   auto result = TcpReader::Result::More;
   while (result == TcpReader::Result::More && burst.bytes < kBurst)
@@ -163,7 +163,7 @@ void TcpLink::note_end(std::string why) {
   end_ns_ = now_ns();
 }
 
-void TcpLink::lose(Stream &s, std::string why) {
+void TcpLink::lose(SocketStream &s, std::string why) {
   s.over = true;
   note_end(std::move(why));
 }

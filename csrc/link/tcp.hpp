@@ -40,16 +40,16 @@ class TcpLink final : public Link {
   size_t streams() const noexcept { return streams_.size(); }
 
  private:
-  struct Stream;
-  bool write_stream(Stream &s, bool first);
-  bool read_stream(Stream &s, FrameSink &sink);
-  bool read_frames(Stream &s, FrameSink &sink);
-  bool next_piece(Stream &s, bool first);
-  void lose(Stream &s, std::string why);  // the stream has ended; what came by the others is still to be read
+  struct SocketStream;
+  bool write_stream(SocketStream &s, bool first);
+  bool read_stream(SocketStream &s, FrameSink &sink);
+  bool read_frames(SocketStream &s, FrameSink &sink);
+  bool next_piece(SocketStream &s, bool first);
+  void lose(SocketStream &s, std::string why);  // the stream has ended; what came by the others is still to be read
   void note_end(std::string why);
   void die(FrameSink &sink, const std::string &why);
 
-  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<std::unique_ptr<SocketStream>> streams_;
   OutQueue ordered_, bulk_;
   std::atomic<bool> dead_{false};
   int64_t first_end_ns_ = 0;

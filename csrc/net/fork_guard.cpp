@@ -10,7 +10,7 @@
 namespace isthmus::net {
 namespace {
 
-struct Entry {
+struct FileIdentity {
   bool set = false;
   dev_t device = 0;
   ino_t inode = 0;
@@ -18,7 +18,7 @@ struct Entry {
 
 struct Registry {
   Mutex mutex;
-  std::vector<Entry> by_fd ISTHMUS_GUARDED_BY(mutex);
+  std::vector<FileIdentity> by_fd ISTHMUS_GUARDED_BY(mutex);
 };
 
 Registry &the_registry = *new Registry;  // never destroyed: a fork may come during static destruction
@@ -27,14 +27,14 @@ Registry &the_registry = *new Registry;  // never destroyed: a fork may come dur
 void before_fork() ISTHMUS_ACQUIRE(the_registry.mutex) { the_registry.mutex.lock(); }
 void in_parent() ISTHMUS_RELEASE(the_registry.mutex) { the_registry.mutex.unlock(); }
 void in_child() ISTHMUS_RELEASE(the_registry.mutex) {
-  std::vector<Entry> &by_fd = the_registry.by_fd;
+  std::vector<FileIdentity> &by_fd = the_registry.by_fd;
   for (size_t fd = 0; fd < by_fd.size(); ++fd) {
     struct stat s;
-    const Entry &e = by_fd[fd];
+    const FileIdentity &e = by_fd[fd];
     if (e.set && ::fstat(static_cast<int>(fd), &s) == 0 && s.st_dev == e.device && s.st_ino == e.inode)
       ::close(static_cast<int>(fd));
   }
-  for (Entry &e : by_fd) e.set = false;
+  for (FileIdentity &e : by_fd) e.set = false;
   the_registry.mutex.unlock();
 }
 

@@ -155,14 +155,14 @@ void measure_library(Report &report, device::Runtime &runtime, const std::vector
 }
 
 // What ISTHMUS_DEVICE means here: a vendor (empty: all) and a device of it (-1: all).
-struct Wanted {
+struct WantedDevice {
   std::string vendor;
   int number = -1;
 };
-Wanted wanted_of(const std::string &setting) {
+WantedDevice wanted_of(const std::string &setting) {
   if (setting == "host") return {};
   const size_t colon = std::min(setting.find(':'), setting.size());
-  Wanted out{setting.substr(0, colon), -1};
+  WantedDevice out{setting.substr(0, colon), -1};
   const std::string digits = setting.substr(std::min(colon + 1, setting.size()));
   const std::vector<std::string> known = device::vendors();
   const bool number = !digits.empty() && digits.size() < 6 && std::all_of(digits.begin(), digits.end(), ::isdigit);
@@ -174,7 +174,7 @@ Wanted wanted_of(const std::string &setting) {
 
 void measure_devices(Report &report, const Settings &settings, double seconds) {
   const std::string &setting = settings.text(Setting::Device), &ccl = settings.text(Setting::Ccl);
-  const Wanted wanted = wanted_of(setting);
+  const WantedDevice wanted = wanted_of(setting);
   const int number = wanted.number;
   for (const std::string &vendor : device::vendors()) {
     if (!wanted.vendor.empty() && vendor != wanted.vendor) continue;

@@ -62,28 +62,28 @@ bool SendSlots::worth_waiting(uint64_t number, const Wait &wait) noexcept {
 // ---- the receiver --------------------------------------------------------------------------------------------------------------------
 
 void RecvSlots::resize(int ranks, uint32_t count, uint64_t slot_bytes) {
-  sources_ = std::vector<Source>(static_cast<size_t>(ranks));
+  sources_ = std::vector<SourceCounts>(static_cast<size_t>(ranks));
   count_ = count;
   slot_bytes_ = slot_bytes;
 }
 
 void RecvSlots::open(int source, uint64_t offset, std::atomic<uint64_t> &asked, std::atomic<uint64_t> &landed) noexcept {
   ISTHMUS_ASSERT(count_ != 0 && offset != 0, "slots have a number and a place");
-  Source &from = of(source);
+  SourceCounts &from = of(source);
   from.offset = offset;
   from.asked_word = &asked;
   from.landed_word = &landed;
 }
 
 void RecvSlots::promise(int source, uint64_t receives) noexcept {
-  Source &from = of(source);
+  SourceCounts &from = of(source);
   from.promised += receives;
   publish_asked(from);
 }
 
 bool RecvSlots::claimable(int source) const noexcept {
   if (count_ == 0 || source == kAnySource || any_waiting_ != 0) return false;
-  const Source &from = of(source);
+  const SourceCounts &from = of(source);
   return from.offset != 0 && may_gate(from, from.claimed + 1);
 }
 
@@ -96,7 +96,7 @@ void RecvSlots::claim(SlotUse &use, int source, bool gated, bool own) noexcept {
     if (gated) stand_apart(use, source);
     return;
   }
-  Source &from = of(source);
+  SourceCounts &from = of(source);
   if (from.offset == 0) return;
   if (gated && !own) {
     ISTHMUS_ASSERT(claimable(source), "a receive waits for its slot behind a gate only where its number is known");
@@ -114,11 +114,11 @@ void RecvSlots::claim(SlotUse &use, int source, bool gated, bool own) noexcept {
 
 // Not beyond a receive that stands behind a gate with memory of its own. It needs no slot, and the device may come to nothing that would
 // empty one before the message of that receive has come.
-void RecvSlots::publish_asked(Source &from) noexcept {
+void RecvSlots::publish_asked(SourceCounts &from) noexcept {
   if (from.apart == 0 && any_apart_ == 0) from.asked_word->store(from.claimed + from.promised, std::memory_order_release);
 }
 
-void RecvSlots::ask_for_less(Source &from, uint64_t number) noexcept {
+void RecvSlots::ask_for_less(SourceCounts &from, uint64_t number) noexcept {
   if (from.asked_word->load(std::memory_order_relaxed) > number) from.asked_word->store(number, std::memory_order_release);
 }
 
@@ -127,9 +127,9 @@ void RecvSlots::stand_apart(SlotUse &use, int source) noexcept {
   if (source == kAnySource) {
     use.apart = use.counted;
     any_apart_ += use.counted;
-    for (Source &from : sources_)
+    for (SourceCounts &from : sources_)
       if (use.counted && from.offset != 0) ask_for_less(from, from.matched);
-  } else if (Source &from = of(source); from.offset != 0) {
+  } else if (SourceCounts &from = of(source); from.offset != 0) {
     use.apart = true;
     ++from.apart;
     ask_for_less(from, use.expected != 0 ? use.expected - 1 : from.matched);
@@ -144,7 +144,7 @@ bool RecvSlots::take_slot(SlotUse &use, int source) noexcept {
 }
 
 void RecvSlots::match(SlotUse &use, int source, int sender) noexcept {
-  Source &from = of(sender);
+  SourceCounts &from = of(sender);
   const bool any = std::exchange(use.counted, false), apart = std::exchange(use.apart, false);
   ISTHMUS_ASSERT(!any || source == kAnySource, "only receives from any rank wait for all of them");
   if (any) {
@@ -153,7 +153,7 @@ void RecvSlots::match(SlotUse &use, int source, int sender) noexcept {
   }
   if (apart) --(any ? any_apart_ : from.apart);
   if (apart && any && any_apart_ == 0) {
-    for (Source &each : sources_)
+    for (SourceCounts &each : sources_)
       if (each.offset != 0) publish_asked(each);
   } else if (from.offset != 0 && (any || apart)) {
     publish_asked(from);
@@ -168,13 +168,13 @@ bool RecvSlots::may_come(const SlotUse &use, int sender) const noexcept {
 }
 
 void RecvSlots::submitted(int sender, uint64_t number) noexcept {
-  Source &from = of(sender);
+  SourceCounts &from = of(sender);
   if (!counted(from.ordered, from.early, number)) count(from.ordered, from.early, number);
 }
 
 void RecvSlots::leave(SlotUse &use, int sender) noexcept {
   if (use.number == 0) return;
-  Source &from = of(sender);
+  SourceCounts &from = of(sender);
   const uint64_t number = std::exchange(use.number, 0);
   ISTHMUS_ASSERT(!counted(from.landed, from.ahead, number), "a message leaves its slot once");
   ISTHMUS_ASSERT(number <= from.matched, "only a message that was matched leaves its slot");

@@ -120,7 +120,7 @@ class RecvSlots {
   void leave(SlotUse &use, int sender) noexcept;
 
  private:
-  struct Source {
+  struct SourceCounts {
     uint64_t offset = 0;
     uint64_t claimed = 0;   // receives that will have one of its messages, or have had it
     uint64_t promised = 0;  // and more that are about to be called
@@ -132,17 +132,17 @@ class RecvSlots {
     uint32_t apart = 0;           // receives behind gates with memory of their own, whose messages have not come
     std::atomic<uint64_t> *asked_word = nullptr, *landed_word = nullptr;
   };
-  Source &of(int source) noexcept { return sources_[static_cast<size_t>(source)]; }
-  const Source &of(int source) const noexcept { return sources_[static_cast<size_t>(source)]; }
+  SourceCounts &of(int source) noexcept { return sources_[static_cast<size_t>(source)]; }
+  const SourceCounts &of(int source) const noexcept { return sources_[static_cast<size_t>(source)]; }
   // Where a device has one queue, what is submitted later waits for a gate. So message n may have a gate at its slot only if the messages
   // before it have left theirs, or their copies stand before the gate. Else message n might need the slot that such a copy is to empty.
-  bool may_gate(const Source &from, uint64_t number) const noexcept { return number <= from.ordered + 1; }
-  void publish_asked(Source &from) noexcept;
-  static void ask_for_less(Source &from, uint64_t number) noexcept;
+  bool may_gate(const SourceCounts &from, uint64_t number) const noexcept { return number <= from.ordered + 1; }
+  void publish_asked(SourceCounts &from) noexcept;
+  static void ask_for_less(SourceCounts &from, uint64_t number) noexcept;
 
   uint32_t count_ = 0;
   uint64_t slot_bytes_ = 0;
-  std::vector<Source> sources_;
+  std::vector<SourceCounts> sources_;
   uint32_t any_waiting_ = 0;  // receives from any rank that wait: those called after them do not know their numbers
   uint32_t any_apart_ = 0;    // and stand behind gates, with memory of their own
 };

@@ -11,18 +11,18 @@
 namespace isthmus::process {
 namespace {
 
-// Current is never destroyed: a thread of an init for which no thread waits may still use Current while the process ends.
-struct Current {
+// CurrentContext is never destroyed: a thread of an init for which no thread waits may still use CurrentContext while the process ends.
+struct CurrentContext {
   Mutex mutex;  // guards how often a context is used, too
   std::weak_ptr<Context> context ISTHMUS_GUARDED_BY(mutex);
   bool held ISTHMUS_GUARDED_BY(mutex) = false;  // for good, see raised()
 };
-PerProcess<Current> the_current;
+PerProcess<CurrentContext> the_current;
 
 }  // namespace
 
-Context::Use Context::acquire(const Settings &settings, const std::string &route_hint) {
-  Current &now = *the_current;
+Context::Lease Context::acquire(const Settings &settings, const std::string &route_hint) {
+  CurrentContext &now = *the_current;
   const Lock lock(now.mutex);
   std::shared_ptr<Context> c = now.context.lock();
   if (c) {
@@ -37,25 +37,25 @@ Context::Use Context::acquire(const Settings &settings, const std::string &route
     now.context = c;
   }
   ++c->uses_;
-  return Use(std::move(c));
+  return Lease(std::move(c));
 }
 
-Context::Use Context::Use::again() const {
+Context::Lease Context::Lease::again() const {
   const Lock lock(the_current->mutex);
   ++context_->uses_;
-  return Use(context_);
+  return Lease(context_);
 }
 
-void Context::Use::end() noexcept {
+void Context::Lease::end() noexcept {
   const std::shared_ptr<Context> c = std::move(context_);
   if (!c || !c->birth_.here()) return;
-  Current &now = *the_current;
+  CurrentContext &now = *the_current;
   const Lock lock(now.mutex);
   if (--c->uses_ == 0 && now.context.lock() == c) now.context.reset();
 }
 
 std::shared_ptr<Context> Context::current() {
-  Current &now = *the_current;
+  CurrentContext &now = *the_current;
   const Lock lock(now.mutex);
   return now.context.lock();
 }
@@ -101,12 +101,12 @@ void Context::raised(std::string_view what) noexcept {
   const auto c = current();
   if (!c) return;
   {
-    Current &now = *the_current;
+    CurrentContext &now = *the_current;
     const Lock lock(now.mutex);
     if (c->uses_ == 0 || now.context.lock() != c) return;
     if (!std::exchange(now.held, true)) {
       ++c->uses_;
-      static_cast<void>(new Use(c));  // never given back, as raised() says
+      static_cast<void>(new Lease(c));  // never given back, as raised() says
     }
   }
   const auto all = c->ranks_.all();

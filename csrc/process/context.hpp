@@ -40,29 +40,29 @@ namespace isthmus::process {
 
 class Context final {
  public:
-  // A communicator's use of the context, from its making to its destruction. When the last use has ended, the next acquire() makes a new
+  // A communicator's lease of the context, from its making to its destruction. When the last lease has ended, the next acquire() makes a new
   // context. The old one may live a moment longer, held by an operation that is over or by one of the context's threads.
-  class Use {
+  class Lease {
    public:
-    Use() = default;
-    Use(Use &&) noexcept = default;
-    Use &operator=(Use &&other) noexcept {
+    Lease() = default;
+    Lease(Lease &&) noexcept = default;
+    Lease &operator=(Lease &&other) noexcept {
       end();
       context_ = std::move(other.context_);
       return *this;
     }
-    ~Use() { end(); }
+    ~Lease() { end(); }
     const std::shared_ptr<Context> &context() const noexcept { return context_; }
-    Use again() const;  // one more, for a communicator that is made from this one's
+    Lease again() const;  // one more, for a communicator that is made from this one's
     void end() noexcept;
 
    private:
     friend class Context;
-    explicit Use(std::shared_ptr<Context> context) noexcept : context_(std::move(context)) {}
+    explicit Lease(std::shared_ptr<Context> context) noexcept : context_(std::move(context)) {}
     std::shared_ptr<Context> context_;
   };
   // The process's context, made with these settings if there is none in use. Throws Error.
-  static Use acquire(const Settings &settings, const std::string &route_hint);
+  static Lease acquire(const Settings &settings, const std::string &route_hint);
   static std::shared_ptr<Context> current();  // null if there is none
   Context(const Settings &settings, const std::string &route_hint);
   ~Context();

@@ -21,11 +21,11 @@ const InChild forgets_runs([](void *) noexcept { runs_here = nullptr; });
 }  // namespace
 
 void Progress::begin_thread() {
-  Thread &mine = threads_.emplace_back();
+  ProgressThread &mine = threads_.emplace_back();
   try {
     mine.thread = begin_own_thread([this, &mine] {
       struct Over {  // also where an interpreter that ends unwinds this thread
-        Thread &thread;
+        ProgressThread &thread;
         ~Over() { thread.over.store(true, std::memory_order_release); }
       } const over{mine};
       runs_here = this;
@@ -46,7 +46,7 @@ void Progress::stand_in() noexcept {
   if (runs_here != this) return;
   const Lock lock(threads_mutex_);
   if (stop_.load(std::memory_order_acquire)) return;
-  threads_.remove_if([](Thread &t) {
+  threads_.remove_if([](ProgressThread &t) {
     const bool over = t.over.load(std::memory_order_acquire);
     if (over) t.thread.join();
     return over;
@@ -67,12 +67,12 @@ void Progress::end() noexcept {
   stop_.store(true, std::memory_order_release);
   bell_.wake();
   arena_.doorbell().wake();
-  std::list<Thread> all;
+  std::list<ProgressThread> all;
   {
     const Lock lock(threads_mutex_);
     all.swap(threads_);
   }
-  for (Thread &each : all) each.thread.join();
+  for (ProgressThread &each : all) each.thread.join();
 }
 
 void Progress::activate(LocalRank &rank) {

@@ -57,7 +57,7 @@ class Progress {
   struct Round {  // of driving all listed ranks once
     bool work = false, waited_for = true, moved = false;
   };
-  struct Thread {
+  struct ProgressThread {
     std::thread thread;
     std::atomic<bool> over{false};
   };
@@ -81,7 +81,8 @@ class Progress {
   std::atomic<bool> due_{false};
   std::atomic<bool> stop_{false};
   Mutex threads_mutex_;
-  std::list<Thread> threads_ ISTHMUS_GUARDED_BY(threads_mutex_);  // the last is the progress thread, the others have been
+  std::list<ProgressThread> threads_
+      ISTHMUS_GUARDED_BY(threads_mutex_);  // the last is the progress thread, the others have been
 };
 
 }  // namespace isthmus::process

@@ -36,7 +36,7 @@ PyObject *run(OperationCall &launch, PyObject *result, Start &&start, Array *con
   isthmus_result outcome;
   sweep_orphans();
   {
-    const PythonCommunicator::Use use(launch.communicator);
+    const PythonCommunicator::ActiveCall use(launch.communicator);
     {
       NoGil nogil;
       outcome = start(launch.async_op ? &work : nullptr);

@@ -159,7 +159,7 @@ void PythonCommunicator::destroy() {
   //                                    active_ = 1, inside the library
   //   active_ = 2, aborts              ends in AbortedError
   //   leaves: active_ = 1              leaves: active_ = 0, frees the handle
-  const Use use(this);
+  const ActiveCall use(this);
   NoGil nogil;
   isthmus_comm_abort(handle_, "destroyed while a call was inside");
 }
@@ -167,7 +167,7 @@ void PythonCommunicator::destroy() {
 void PythonCommunicator::end(const char *call, isthmus_result (*how)(isthmus_comm_t, const char *), const std::string &why) {
   isthmus_comm_t c = handle(call);
   if (!c) throw PythonError();
-  const Use use(this);
+  const ActiveCall use(this);
   isthmus_result result;
   {
     NoGil nogil;
@@ -197,14 +197,14 @@ void PythonCommunicator::set_timeout(py::object seconds) {
 uint64_t PythonCommunicator::sequence() {
   isthmus_comm_t c = handle("sequence");
   if (!c) throw PythonError();
-  const Use use(this);
+  const ActiveCall use(this);
   NoGil nogil;
   return isthmus_comm_sequence(c);
 }
 
 py::object PythonCommunicator::error() {
   if (!open_) return make_error(ISTHMUS_ERR_ARGUMENT, "the communicator was destroyed");
-  const Use use(this);
+  const ActiveCall use(this);
   isthmus_result result;
   {
     NoGil nogil;
@@ -216,7 +216,7 @@ py::object PythonCommunicator::error() {
 py::object PythonCommunicator::split(int color, int key, const std::optional<std::string> &name) {
   isthmus_comm_t c = handle("split");
   if (!c) throw PythonError();
-  const Use use(this);
+  const ActiveCall use(this);
   isthmus_comm_t child = nullptr;
   isthmus_result result;
   {
@@ -231,7 +231,7 @@ py::object PythonCommunicator::split(int color, int key, const std::optional<std
 py::object PythonCommunicator::shrink(const std::vector<int> &exclude, bool abort, const std::optional<std::string> &name) {
   isthmus_comm_t c = handle("shrink");
   if (!c) throw PythonError();
-  const Use use(this);
+  const ActiveCall use(this);
   isthmus_comm_t child = nullptr;
   isthmus_result result;
   {
@@ -246,7 +246,7 @@ py::object PythonCommunicator::shrink(const std::vector<int> &exclude, bool abor
 std::string PythonCommunicator::topology() {
   isthmus_comm_t c = handle("topology");
   if (!c) throw PythonError();
-  const Use use(this);
+  const ActiveCall use(this);
   char *json = nullptr;
   isthmus_result result;
   {
@@ -259,7 +259,7 @@ std::string PythonCommunicator::topology() {
 std::string PythonCommunicator::dump() {
   isthmus_comm_t c = handle("dump");
   if (!c) throw PythonError();
-  const Use use(this);
+  const ActiveCall use(this);
   char *json = nullptr;
   isthmus_result result;
   {
@@ -275,7 +275,7 @@ std::string PythonCommunicator::explain(const std::string &collective, uint64_t 
   isthmus_dtype type;
   isthmus_redop redop = ISTHMUS_SUM;
   if (!c || !dtype_from_object(dtype.ptr(), "explain", &type) || !read_op(op.ptr(), "explain", &redop)) throw PythonError();
-  const Use use(this);
+  const ActiveCall use(this);
   char *json = nullptr;
   isthmus_result result;
   {
@@ -288,7 +288,7 @@ std::string PythonCommunicator::explain(const std::string &collective, uint64_t 
 std::string PythonCommunicator::measure_leader_exchange(double seconds) {
   isthmus_comm_t c = handle("measure");
   if (!c) throw PythonError();
-  const Use use(this);
+  const ActiveCall use(this);
   char *json = nullptr;
   isthmus_result result;
   {

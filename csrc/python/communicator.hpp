@@ -24,12 +24,12 @@ class PythonCommunicator {
   PythonCommunicator &operator=(const PythonCommunicator &) = delete;
 
   // Counts a call that uses the handle without the GIL. Meanwhile destroy() on another thread cannot free the handle.
-  class Use {
+  class ActiveCall {
    public:
-    explicit Use(PythonCommunicator *c) noexcept : c_(c) { ++c_->active_; }
-    ~Use() { c_->leave(); }
-    Use(const Use &) = delete;
-    Use &operator=(const Use &) = delete;
+    explicit ActiveCall(PythonCommunicator *c) noexcept : c_(c) { ++c_->active_; }
+    ~ActiveCall() { c_->leave(); }
+    ActiveCall(const ActiveCall &) = delete;
+    ActiveCall &operator=(const ActiveCall &) = delete;
 
    private:
     PythonCommunicator *c_;

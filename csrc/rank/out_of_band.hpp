@@ -34,7 +34,7 @@ class OutOfBand {
   bool has_other(int from, uint64_t about);   // a message about something else, withdrawn or not
 
  private:
-  struct From {
+  struct MessagesFrom {
     std::deque<Message> kept;
     std::deque<uint64_t> given_up;  // numbers of messages that had been taken when they were withdrawn, the last of them
   };
@@ -42,7 +42,7 @@ class OutOfBand {
   const size_t world_;
   Mutex mutex_;
   Condition changed_;
-  std::vector<From> from_ ISTHMUS_GUARDED_BY(mutex_);
+  std::vector<MessagesFrom> from_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 }  // namespace isthmus::rank

@@ -103,7 +103,7 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int siz
 
 Backend::~Backend() { shutdown(); }
 
-Backend::Entry::Entry(Backend &backend) : backend_(backend) {
+Backend::OpenCall::OpenCall(Backend &backend) : backend_(backend) {
   if (!backend_.birth_.here()) {
     raise(
         ISTHMUS_ERR_FORKED,
@@ -160,7 +160,7 @@ void Backend::forked() noexcept { the_open_groups.store(new OpenGroups, std::mem
 
 void Backend::abort() {
   if (closed_.load() || !birth_.here()) return;
-  const Entry entry(*this);
+  const OpenCall entry(*this);
   check(isthmus_comm_abort(comm_, "torch: abort() of the process group"));
 }
 
@@ -178,7 +178,7 @@ std::optional<c10::Stream> Backend::stream_of(const BackendRequest &request) con
 }
 
 Backend::WorkPtr Backend::submit(BackendRequest request, Start start) {
-  const Entry entry(*this);
+  const OpenCall entry(*this);
   isthmus_call options = ISTHMUS_CALL_INIT;
   options.timeout = request.timeout > kNoTimeout ? seconds(request.timeout) : 0;
   options.scale = request.scale;
@@ -267,12 +267,12 @@ Backend::WorkPtr Backend::launch(BackendRequest request, isthmus_call options, s
 }
 
 void Backend::startCoalescing() {
-  const Entry entry(*this);
+  const OpenCall entry(*this);
   coalescing::begin(*this);
 }
 
 Backend::WorkPtr Backend::endCoalescing() {
-  const Entry entry(*this);
+  const OpenCall entry(*this);
   auto work = c10::make_intrusive<TorchWork>(rank_, c10d::OpType::COALESCED, "isthmus:coalesced", Tensors{}, Tensors{});
   work->follow(coalescing::end(*this));
   return work;
@@ -319,19 +319,19 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::
 }
 
 uint64_t Backend::getSequenceNumberForGroup() {
-  const Entry entry(*this);
+  const OpenCall entry(*this);
   return isthmus_comm_sequence(comm_);
 }
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
-  const Entry entry(*this);
+  const OpenCall entry(*this);
   if (timeout <= kNoTimeout) bad_argument("the timeout of a group must be positive");
   check(isthmus_comm_set_timeout(comm_, seconds(timeout)));
   options_->timeout = timeout;
 }
 
 c10d::ErrorType Backend::getError() {
-  const Entry entry(*this);
+  const OpenCall entry(*this);
   switch (isthmus_comm_error(comm_)) {
     case ISTHMUS_OK: return c10d::ErrorType::SUCCESS;
     case ISTHMUS_ERR_TIMEOUT: return c10d::ErrorType::TIMEOUT;
@@ -353,7 +353,7 @@ void Backend::waitForPendingWorks() {
 }
 
 std::string Backend::topology() {
-  const Entry entry(*this);
+  const OpenCall entry(*this);
   char *json = nullptr;
   check(isthmus_comm_topology(comm_, &json));
   return owned_text(json);
@@ -361,7 +361,7 @@ std::string Backend::topology() {
 
 std::string Backend::explain(const std::string &collective, uint64_t count, at::ScalarType dtype, const c10d::ReduceOp &op,
                              int root) {
-  const Entry entry(*this);
+  const OpenCall entry(*this);
   const Carried carried = carried_as(at::empty({0}, at::TensorOptions().dtype(dtype)), Use::move);
   char *json = nullptr;
   check(isthmus_comm_explain(comm_, collective.c_str(), count * carried.per_element, carried.dtype, reduction(op), root,
@@ -370,7 +370,7 @@ std::string Backend::explain(const std::string &collective, uint64_t count, at::
 }
 
 std::string Backend::dump() {
-  const Entry entry(*this);
+  const OpenCall entry(*this);
   char *json = nullptr;
   check(isthmus_comm_dump(comm_, &json));
   return owned_text(json);

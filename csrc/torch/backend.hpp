@@ -165,12 +165,12 @@ class Backend final : public c10d::Backend {
   void check_peer(int peer, const char *what) const;
 
   // Holds the communicator open during a call, and refuses calls after shutdown().
-  class Entry {
+  class OpenCall {
    public:
-    explicit Entry(Backend &backend);
-    ~Entry() { backend_.inside_.fetch_sub(1, std::memory_order_release); }
-    Entry(const Entry &) = delete;
-    Entry &operator=(const Entry &) = delete;
+    explicit OpenCall(Backend &backend);
+    ~OpenCall() { backend_.inside_.fetch_sub(1, std::memory_order_release); }
+    OpenCall(const OpenCall &) = delete;
+    OpenCall &operator=(const OpenCall &) = delete;
 
    private:
     Backend &backend_;
@@ -181,7 +181,7 @@ class Backend final : public c10d::Backend {
   const ProcessBirth birth_{};     // a forked child leaves the communicator alone
   isthmus_comm_t comm_ = nullptr;  // set in the constructor; destroyed by shutdown() when nobody is inside
   std::atomic<bool> closed_{
-      false};  // with inside_, sequentially consistent: either an Entry sees it, or shutdown() sees the Entry
+      false};  // with inside_, sequentially consistent: either an OpenCall sees it, or shutdown() sees the OpenCall
   std::atomic<int> inside_{0};
 
   std::shared_ptr<CompletionHook> hook_;  // shared with the operations that are to report; null: there is none

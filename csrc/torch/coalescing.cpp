@@ -19,12 +19,12 @@ struct CancelledBlock {
   std::string text;
 };
 
-struct Block {
+struct CoalescedCalls {
   std::vector<const Backend *> owners;  // one for each begin() that has no end() yet
   std::shared_ptr<PendingWork> operation;
 };
 
-thread_local std::optional<Block> block;
+thread_local std::optional<CoalescedCalls> block;
 constinit thread_local bool is_open = false;  // block.has_value(), without the cost of a thread's first look at `block`
 thread_local std::optional<CancelledBlock> failed;  // the last block was cancelled and nobody was told
 
@@ -42,7 +42,7 @@ bool open() noexcept { return is_open; }
 
 void forked() noexcept {
   if (!is_open) return;
-  ::new (&block) std::optional<Block>;  // what it held is not let go of here
+  ::new (&block) std::optional<CoalescedCalls>;  // what it held is not let go of here
   is_open = false;
 }
 
@@ -53,7 +53,7 @@ void begin(const Backend &owner) {
   // The same group opened twice: an exception left the first block without its end.
   if (block && std::find(block->owners.begin(), block->owners.end(), &owner) != block->owners.end()) cancel();
   check(isthmus_group_begin());
-  if (!block) block = Block{{}, PendingWork::make()};
+  if (!block) block = CoalescedCalls{{}, PendingWork::make()};
   is_open = true;
   block->owners.push_back(&owner);
 }

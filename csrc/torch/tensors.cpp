@@ -105,8 +105,8 @@ Buffer Staging::in(const at::Tensor &tensor, Use use) { return buffer_of(dense(t
 Buffer Staging::out(const at::Tensor &tensor, Use use) { return buffer_of(dense(tensor, false, true), use, true); }
 Buffer Staging::inout(const at::Tensor &tensor, Use use) { return buffer_of(dense(tensor, true, true), use, true); }
 
-std::vector<Staging::Piece> Staging::each(std::span<const at::Tensor> tensors, Use use, Way way) {
-  std::vector<Piece> pieces;
+std::vector<Staging::TensorPiece> Staging::each(std::span<const at::Tensor> tensors, Use use, Way way) {
+  std::vector<TensorPiece> pieces;
   pieces.reserve(tensors.size());
   for (const at::Tensor &tensor : tensors) {
     if (tensor.defined() && tensor.scalar_type() != tensors.front().scalar_type()) {
@@ -120,11 +120,11 @@ std::vector<Staging::Piece> Staging::each(std::span<const at::Tensor> tensors, U
   return pieces;
 }
 
-Buffer Staging::flat(const std::vector<Piece> &pieces, Way way) {
+Buffer Staging::flat(const std::vector<TensorPiece> &pieces, Way way) {
   Buffer whole{nullptr, 0, pieces.empty() ? ISTHMUS_UINT8 : pieces.front().dtype};
   const std::size_t size = isthmus_dtype_size(whole.dtype);
   bool adjacent = true;
-  for (const Piece &piece : pieces) {
+  for (const TensorPiece &piece : pieces) {
     if (piece.count == 0) continue;
     if (!whole.data) whole.data = piece.data;
     adjacent = adjacent && piece.data == static_cast<char *>(whole.data) + whole.count * size;
@@ -139,7 +139,7 @@ Buffer Staging::flat(const std::vector<Piece> &pieces, Way way) {
   if (device()) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     std::int64_t begin = 0;
-    for (const Piece &piece : pieces) {
+    for (const TensorPiece &piece : pieces) {
       const auto bytes = static_cast<std::int64_t>(piece.count * size);
       if (bytes == 0) continue;
       const at::Tensor part = bytes_of_all.narrow(0, begin, bytes), whole_piece = piece.dense.view({-1}).view(at::kByte);
@@ -149,7 +149,7 @@ Buffer Staging::flat(const std::vector<Piece> &pieces, Way way) {
     }
     return whole;
   }
-  for (const Piece &piece : pieces) {
+  for (const TensorPiece &piece : pieces) {
     const std::size_t bytes = piece.count * size;
     if (bytes && way == Way::in) std::memcpy(at, piece.data, bytes);
     if (bytes && way == Way::out) moves_.push_back({at, piece.data, bytes});
@@ -159,13 +159,13 @@ Buffer Staging::flat(const std::vector<Piece> &pieces, Way way) {
 }
 
 Scattered Staging::scattered(std::span<const at::Tensor> tensors, Use use, Way way) {
-  const std::vector<Piece> pieces = each(tensors, use, way);
+  const std::vector<TensorPiece> pieces = each(tensors, use, way);
   Scattered result;
   result.dtype = pieces.empty() ? ISTHMUS_UINT8 : pieces.front().dtype;
   const std::uint64_t size = isthmus_dtype_size(result.dtype);
   std::uintptr_t lowest = std::numeric_limits<std::uintptr_t>::max();
   bool aligned = true;  // to each other: a displacement is a whole number of elements
-  for (const Piece &piece : pieces) {
+  for (const TensorPiece &piece : pieces) {
     const auto address = reinterpret_cast<std::uintptr_t>(piece.data);
     if (piece.count == 0) continue;
     if (lowest != std::numeric_limits<std::uintptr_t>::max() && (address - lowest) % size != 0) aligned = false;
@@ -174,7 +174,7 @@ Scattered Staging::scattered(std::span<const at::Tensor> tensors, Use use, Way w
   std::vector<std::uint64_t> counts, displs;
   if (!aligned) lowest = reinterpret_cast<std::uintptr_t>(flat(pieces, way).data);
   std::uint64_t next = 0;  // where the piece lies if the list is flat
-  for (const Piece &piece : pieces) {
+  for (const TensorPiece &piece : pieces) {
     counts.push_back(piece.count);
     displs.push_back(!aligned ? next : piece.count ? (reinterpret_cast<std::uintptr_t>(piece.data) - lowest) / size : 0);
     next += piece.count;

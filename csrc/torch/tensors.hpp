@@ -77,7 +77,7 @@ class Staging {
   struct CopyBack {  // into a tensor that is not contiguous, or from a flat buffer on a device into its piece
     at::Tensor from, to;
   };
-  struct Piece : Buffer {
+  struct TensorPiece : Buffer {
     at::Tensor dense;
   };
   struct Move {  // from a flat buffer into its piece
@@ -86,8 +86,8 @@ class Staging {
     std::size_t bytes;
   };
   at::Tensor dense(const at::Tensor &tensor, bool read, bool write);
-  std::vector<Piece> each(std::span<const at::Tensor> tensors, Use use, Way way);
-  Buffer flat(const std::vector<Piece> &pieces, Way way);
+  std::vector<TensorPiece> each(std::span<const at::Tensor> tensors, Use use, Way way);
+  Buffer flat(const std::vector<TensorPiece> &pieces, Way way);
   Scattered scattered(std::span<const at::Tensor> tensors, Use use, Way way);
 
   std::optional<c10::Device> device_;

@@ -39,11 +39,11 @@ void *const kPerThread = reinterpret_cast<void *>(2);  // cudaStreamPerThread, h
 // What NVIDIA's and AMD's runtimes have alike.
 class EventDevices : public Devices {
  public:
-  struct Names {
+  struct FunctionNames {
     const char *library;  // for people
     const char *is_capturing, *synchronize, *make_stream, *end_stream, *make_event, *record, *hold, *end_event;
   };
-  EventDevices(const Names &names, const Files &files, void *(*look_up)(const char *))
+  EventDevices(const FunctionNames &names, const Files &files, void *(*look_up)(const char *))
       : names_(names), files_(files), look_up_(look_up) {
     get(is_capturing_, names.is_capturing);
     get(synchronize_, names.synchronize);
@@ -94,7 +94,7 @@ class EventDevices : public Devices {
   bool complete_ = true;
 
  private:
-  const Names names_;
+  const FunctionNames names_;
   const Files files_;
   void *(*const look_up_)(const char *);
   int (*is_capturing_)(void *, int *) = nullptr;

@@ -49,11 +49,11 @@ Result about(const Entry &e, int n, Answer answer) {
   return number(misuse(e.name(), Code::NoDevice, "no device %d", n));
 }
 
-struct ErrorText {
+struct HipErrorText {
   Result code;
   const char *name, *text;
 };
-constexpr ErrorText kErrors[] = {
+constexpr HipErrorText kErrors[] = {
     {kSuccess, "hipSuccess", "no error"},
     {kInvalidValue, "hipErrorInvalidValue", "invalid argument"},
     {kOutOfMemory, "hipErrorOutOfMemory", "out of memory"},
@@ -79,8 +79,8 @@ constexpr ErrorText kErrors[] = {
     {kCapturedEvent, "hipErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"},
     {kUnknown, "hipErrorUnknown", "unknown error"},
 };
-const ErrorText &text_of(Result code) {
-  for (const ErrorText &t : kErrors)
+const HipErrorText &text_of(Result code) {
+  for (const HipErrorText &t : kErrors)
     if (t.code == code) return t;
   return kErrors[std::size(kErrors) - 1];
 }

@@ -6,10 +6,10 @@ namespace {
 
 // What each end of a copy must be. `host`: an end in host memory, which must be registered for an asynchronous copy. `any`: an end of the
 // default direction. False: no such direction.
-struct Ends {
+struct HipCopyEnds {
   Side to, from;
 };
-bool ends_of(int direction, Side host, Side any, Ends *out) {
+bool ends_of(int direction, Side host, Side any, HipCopyEnds *out) {
   switch (direction) {
     case kHostToHost: *out = {host, host}; return true;
     case kHostToDevice: *out = {Side::Device, host}; return true;
@@ -130,7 +130,7 @@ EXPORT Result hipHostGetDevicePointer(void **out, void *host, unsigned flags) {
 
 EXPORT Result hipMemcpy(void *to, const void *from, size_t bytes, int direction) {
   return call<"hipMemcpy">([&](const Entry &e, Device &device) -> Result {
-    Ends ends{};
+    HipCopyEnds ends{};
     if (!ends_of(direction, Side::Pageable, Side::Any, &ends)) return bad_direction(e, direction);
     return number(copy_now(e, default_stream(device), word(to), ends.to, word(from), ends.from, bytes), &device);
   });
@@ -138,7 +138,7 @@ EXPORT Result hipMemcpy(void *to, const void *from, size_t bytes, int direction)
 
 EXPORT Result hipMemcpyAsync(void *to, const void *from, size_t bytes, int direction, StreamHandle stream) {
   return call<"hipMemcpyAsync">([&](const Entry &e, Device &device) -> Result {
-    Ends ends{};
+    HipCopyEnds ends{};
     if (!ends_of(direction, Side::Host, Side::Known, &ends)) return bad_direction(e, direction);
     StreamPtr s;
     if (const Code c = find_stream(e, device, stream, &s); c != Code::Ok) return number(c);

@@ -4,15 +4,15 @@
 namespace rehearsal::acl {
 namespace {
 
-struct Books {
+struct ContextBooks {
   Handles<Context> contexts{5};
   Mutex mutex;
   std::map<int, ContextPtr> of_devices ISTHMUS_GUARDED_BY(mutex);  // a device's own context
   std::map<int, int> users ISTHMUS_GUARDED_BY(mutex);  // calls of aclrtSetDevice() less calls of aclrtResetDevice()
   std::set<std::pair<int, int>> peers ISTHMUS_GUARDED_BY(mutex);  // (device, the one whose memory it may touch)
 };
-Books &books() {
-  static Books *const the_books = new Books;
+ContextBooks &books() {
+  static ContextBooks *const the_books = new ContextBooks;
   return *the_books;
 }
 
@@ -73,7 +73,7 @@ ContextPtr current_context() {
 }
 
 bool may_touch(int device, int other) {
-  Books &b = books();
+  ContextBooks &b = books();
   const Lock lock(b.mutex);
   return device == other || b.peers.count({device, other}) != 0;
 }
@@ -88,7 +88,7 @@ EXPORT Result aclrtSetDevice(int32_t n) {
     if (!initialized()) return kUninitialized;
     Device *d = Machine::get().device(n);
     if (!d) return kInvalidDevice;
-    Books &b = books();
+    ContextBooks &b = books();
     const Lock lock(b.mutex);
     ContextPtr &c = b.of_devices[n];
     if (!c) {
@@ -108,7 +108,7 @@ EXPORT Result aclrtResetDevice(int32_t n) {
     if (!Machine::get().device(n)) return kInvalidDevice;
     ContextPtr c;
     {
-      Books &b = books();
+      ContextBooks &b = books();
       const Lock lock(b.mutex);
       int &users = b.users[n];
       if (users == 0) return number(misuse(e.name(), Code::NoDevice, "nobody has set device %d", n));
@@ -126,7 +126,7 @@ EXPORT Result aclrtResetDeviceForce(int32_t n) {
     if (!Machine::get().device(n)) return kInvalidDevice;
     ContextPtr c;
     {
-      Books &b = books();
+      ContextBooks &b = books();
       const Lock lock(b.mutex);
       b.users[n] = 0;
       c.swap(b.of_devices[n]);
@@ -203,7 +203,7 @@ EXPORT Result aclrtDeviceEnablePeerAccess(int32_t other, uint32_t flags) {
   return call<"aclrtDeviceEnablePeerAccess">([&](const Entry &, const ContextPtr &c) -> Result {
     if (flags || other == c->device.ordinal()) return kInvalidValue;
     if (!Machine::get().device(other)) return kInvalidDevice;
-    Books &b = books();
+    ContextBooks &b = books();
     const Lock lock(b.mutex);
     b.peers.insert({c->device.ordinal(), other});
     return kSuccess;
@@ -212,7 +212,7 @@ EXPORT Result aclrtDeviceEnablePeerAccess(int32_t other, uint32_t flags) {
 
 EXPORT Result aclrtDeviceDisablePeerAccess(int32_t other) {
   return call<"aclrtDeviceDisablePeerAccess">([&](const Entry &, const ContextPtr &c) -> Result {
-    Books &b = books();
+    ContextBooks &b = books();
     const Lock lock(b.mutex);
     return b.peers.erase({c->device.ordinal(), other}) ? kSuccess : kInvalidValue;
   });

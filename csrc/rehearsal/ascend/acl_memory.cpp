@@ -8,10 +8,10 @@ constexpr uintptr_t kPage = 4096;
 
 // What each end of a copy must be. `host`: an end in host memory, which must be registered for an asynchronous copy. `any`: an end of the
 // default direction. False: no such direction.
-struct Ends {
+struct AclCopyEnds {
   Side to, from;
 };
-bool ends_of(int direction, Side host, Side any, Ends *out) {
+bool ends_of(int direction, Side host, Side any, AclCopyEnds *out) {
   switch (direction) {
     case kHostToHost: *out = {host, host}; return true;
     case kHostToDevice: *out = {Side::Device, host}; return true;
@@ -167,7 +167,7 @@ EXPORT Result aclrtMemcpy(void *to, size_t room, const void *from, size_t bytes,
   return call<"aclrtMemcpy">([&](const Entry &e, const ContextPtr &c) -> Result {
     if (const Result r = check_copy(e, to, room, from, bytes, direction)) return r;
     if (const Result r = check_device(e, c->device, {to, from})) return r;
-    Ends ends{};
+    AclCopyEnds ends{};
     ends_of(direction, Side::Pageable, Side::Any, &ends);
     return number(copy_now(e, c->device.null_stream(), word(to), ends.to, word(from), ends.from, bytes), &c->device);
   });
@@ -177,7 +177,7 @@ EXPORT Result aclrtMemcpyAsync(void *to, size_t room, const void *from, size_t b
   return call_on<"aclrtMemcpyAsync">(stream, [&](const Entry &e, const AclStreamPtr &s) -> Result {
     if (const Result r = check_copy(e, to, room, from, bytes, direction)) return r;
     if (const Result r = check_device(e, s->device, {to, from})) return r;
-    Ends ends{};
+    AclCopyEnds ends{};
     ends_of(direction, Side::Host, Side::Known, &ends);
     return number(copy(e, s, word(to), ends.to, word(from), ends.from, bytes), &s->device);
   });

@@ -39,14 +39,14 @@ Result admit(Sort sort) {
   return kSuccess;
 }
 
-struct Buffers {
+struct HcclBuffers {
   const void *from;
   void *to;
 };
 
 // `op`: -1 for a collective that reduces nothing.
-Result collective(const Entry &e, Collective how, Buffers b, uint64_t count, int type, int op, uint32_t root, CommHandle h,
-                  void *stream) {
+Result collective(const Entry &e, Collective how, HcclBuffers b, uint64_t count, int type, int op, uint32_t root,
+                  CommHandle h, void *stream) {
   Call c = new_call(e);
   if (const Result r = begin(c, h, stream)) return note(r);
   const Kind kind = kind_of(type);

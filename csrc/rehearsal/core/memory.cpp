@@ -18,7 +18,7 @@ constexpr uintptr_t kPage = 4096;
 
 using Blocks = std::map<uintptr_t, std::shared_ptr<Block>>;
 
-struct Books {
+struct MemoryBooks {
   SharedMutex mutex;
   Blocks device ISTHMUS_GUARDED_BY(mutex);                      // by device address
   Blocks host ISTHMUS_GUARDED_BY(mutex);                        // registered memory, by its address on the host
@@ -28,8 +28,8 @@ struct Books {
   std::map<int, size_t> used ISTHMUS_GUARDED_BY(mutex);
   size_t registered ISTHMUS_GUARDED_BY(mutex) = 0;  // bytes of host memory
 };
-Books &books() {
-  static Books *const the_books = new Books;
+MemoryBooks &books() {
+  static MemoryBooks *const the_books = new MemoryBooks;
   return *the_books;
 }
 
@@ -49,7 +49,7 @@ typename Map::const_iterator containing(const Map &map, uintptr_t address) {
 }
 
 // Takes away the pages at a block's device address, and notes the range as freed.
-void retire(Books &b, const Block &block) ISTHMUS_REQUIRES(b.mutex) {
+void retire(MemoryBooks &b, const Block &block) ISTHMUS_REQUIRES(b.mutex) {
   const uintptr_t start = block.address & ~(kPage - 1);
   const size_t bytes = round_up(block.address + block.bytes) - start;
   ::mmap(reinterpret_cast<void *>(start), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -71,7 +71,7 @@ bool overlaps(const Blocks &blocks, uintptr_t start, size_t bytes) {
 }
 
 Code enter_host_memory(const std::shared_ptr<Block> &block) {
-  Books &b = books();
+  MemoryBooks &b = books();
   const Lock lock(b.mutex);
   if (overlaps(b.host, block->host, block->bytes)) return Code::Registered;
   if (settings().pinned && b.registered + block->bytes > settings().pinned) return Code::NoMemory;
@@ -89,7 +89,7 @@ Code enter_host_memory(const std::shared_ptr<Block> &block) {
 }
 
 Code leave_host_memory(void *host, Pinned pinned) {
-  Books &b = books();
+  MemoryBooks &b = books();
   const Lock lock(b.mutex);
   const auto found = b.host.find(reinterpret_cast<uintptr_t>(host));
   if (found == b.host.end() || found->second->pinned != pinned) return Code::NotRegistered;
@@ -105,7 +105,7 @@ Code leave_host_memory(void *host, Pinned pinned) {
 }
 
 bool was_lost(uintptr_t address) {
-  Books &b = books();
+  MemoryBooks &b = books();
   const SharedLock lock(b.mutex);
   return b.lost.count(address) != 0;
 }
@@ -118,7 +118,7 @@ Block::~Block() {
 }
 
 Place find_place(uintptr_t address) {
-  Books &b = books();
+  MemoryBooks &b = books();
   const SharedLock lock(b.mutex);
   Place place;
   for (const Blocks *blocks : {&b.device, &b.host}) {
@@ -137,7 +137,7 @@ Place find_place(uintptr_t address) {
 
 Code map_device_memory(int device, size_t bytes, uintptr_t *address) {
   if (bytes == 0) return Code::Invalid;
-  Books &b = books();
+  MemoryBooks &b = books();
   const Lock lock(b.mutex);
   size_t &used = b.used[device];
   if (bytes > settings().memory || used + round_up(bytes) > settings().memory) return Code::NoMemory;
@@ -169,7 +169,7 @@ Code map_device_memory(int device, size_t bytes, uintptr_t *address) {
 }
 
 Code unmap_device_memory(const char *call, uintptr_t address) {
-  Books &b = books();
+  MemoryBooks &b = books();
   const char *what = nullptr;
   {
     const Lock lock(b.mutex);
@@ -250,7 +250,7 @@ Code unregister_host_memory(void *host) {
 }
 
 void lose_memory(int device) {
-  Books &b = books();
+  MemoryBooks &b = books();
   const Lock lock(b.mutex);
   b.used[device] = 0;
   for (Blocks *blocks : {&b.device, &b.host})
@@ -271,7 +271,7 @@ void lose_memory(int device) {
 }
 
 size_t memory_used(int device) {
-  Books &b = books();
+  MemoryBooks &b = books();
   const SharedLock lock(b.mutex);
   const auto found = b.used.find(device);
   return found == b.used.end() ? 0 : found->second;

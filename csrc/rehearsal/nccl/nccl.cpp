@@ -19,7 +19,7 @@ constexpr int kClearsIds = 22304;  // from this version on the library writes al
 constexpr Library kLibrary = library_named(REHEARSAL_NCCL_LIBRARY);
 
 // All communicators, and the texts of errors.
-struct Books {
+struct CommBooks {
   Mutex mutex;
   std::map<CommHandle, CommPtr> live ISTHMUS_GUARDED_BY(mutex);
   std::set<CommHandle> all ISTHMUS_GUARDED_BY(mutex);
@@ -27,13 +27,13 @@ struct Books {
   std::deque<std::string> errors ISTHMUS_GUARDED_BY(mutex);
   std::atomic<const char *> last_error{""};
 };
-Books &books() {
-  static Books *const the_books = new Books;
+CommBooks &books() {
+  static CommBooks *const the_books = new CommBooks;
   return *the_books;
 }
 
 CommPtr add(const CommPtr &comm) {
-  Books &b = books();
+  CommBooks &b = books();
   const Lock lock(b.mutex);
   comm->handle = new Handle;
   b.live[comm->handle] = comm;
@@ -42,7 +42,7 @@ CommPtr add(const CommPtr &comm) {
   return comm;
 }
 void forget(CommHandle h) {
-  Books &b = books();
+  CommBooks &b = books();
   const Lock lock(b.mutex);
   if (b.live.erase(h)) died(Live::Communicator);
 }
@@ -148,7 +148,7 @@ Result say(Result r, const char *format, ...) {
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  Books &b = books();
+  CommBooks &b = books();
   const Lock lock(b.mutex);
   b.last_error.store(b.errors.emplace_back(text).c_str(), std::memory_order_release);
   return r;
@@ -158,7 +158,7 @@ Result find(const Entry &e, CommHandle h, CommPtr *out) {
   if (!h) return note(say(kInvalidArgument, "comm argument is NULL"));
   bool known = false;
   {
-    Books &b = books();
+    CommBooks &b = books();
     const Lock lock(b.mutex);
     const auto it = b.live.find(h);
     if (it != b.live.end()) {

@@ -32,19 +32,19 @@ Result end_group() {
 }
 
 // One call of the program, while the call is made.
-struct Call {
+struct NcclCall {
   Operation o;
   CommPtr comm;
   Work work;
   Scalar scalar;
 };
 
-Result resolve(Call &c, const char *role, const void *p, uint64_t bytes, std::byte **out) {
+Result resolve(NcclCall &c, const char *role, const void *p, uint64_t bytes, std::byte **out) {
   if (find_buffer(c.o, role, p, bytes, out, true) == Code::Ok) return kSuccess;
   return say(kInvalidArgument, "%s: %s is not usable memory", c.o.entry.name(), role);
 }
 
-Result find_operation(Comm &comm, int op, int type, Call *c) {
+Result find_operation(Comm &comm, int op, int type, NcclCall *c) {
   if (op >= 0 && op < kOps) {
     c->work.reduction = static_cast<Reduction>(op);
     return kSuccess;
@@ -57,7 +57,7 @@ Result find_operation(Comm &comm, int op, int type, Call *c) {
   return kSuccess;
 }
 
-Result begin(Call &c, CommHandle h, void *stream, int type, int peer) {
+Result begin(NcclCall &c, CommHandle h, void *stream, int type, int peer) {
   if (const Result r = find_ready(c.o.entry, h, &c.comm)) return r;
   c.o.comm = c.comm;
   if (type < 0 || type >= kTypes) return say(kInvalidArgument, "datatype %d", type);
@@ -81,14 +81,14 @@ Result commit(Operation &&o) {
   return group().depth ? static_cast<Result>(kSuccess) : end_group();
 }
 
-struct Buffers {
+struct NcclBuffers {
   const void *from;
   void *to;
 };
 
-Result collective(const Entry &e, Collective kind, Buffers b, uint64_t count, int type, int op, int root, CommHandle h,
+Result collective(const Entry &e, Collective kind, NcclBuffers b, uint64_t count, int type, int op, int root, CommHandle h,
                   void *stream) {
-  Call c{{e, {}, {}, {}, {}, false, true, {}}, {}, {}, {}};
+  NcclCall c{{e, {}, {}, {}, {}, false, true, {}}, {}, {}, {}};
   if (const Result r = begin(c, h, stream, type, root)) return note(r);
   if (const Result r = find_operation(*c.comm, op, type, &c)) return note(r);
   const uint64_t ranks = static_cast<uint64_t>(c.comm->size), bytes = count * type_size(c.work.type);
@@ -116,7 +116,7 @@ Result collective(const Entry &e, Collective kind, Buffers b, uint64_t count, in
 }
 
 Result message(const Entry &e, bool sends, void *p, uint64_t count, int type, int peer, CommHandle h, void *stream) {
-  Call c{{e, {}, {}, {}, {}, false, true, {}}, {}, {}, {}};
+  NcclCall c{{e, {}, {}, {}, {}, false, true, {}}, {}, {}, {}};
   if (const Result r = begin(c, h, stream, type, peer)) return note(r);
   Message m{sends, peer, nullptr, count * type_size(c.work.type)};
   if (const Result r = resolve(c, sends ? "sendbuff" : "recvbuff", p, m.bytes, &m.at)) return note(r);

@@ -40,11 +40,11 @@ Device *numbered(const Entry &e, DeviceNumber n) {
   return d;
 }
 
-struct ErrorText {
+struct CudaErrorText {
   Result code;
   const char *name, *text;
 };
-constexpr ErrorText kErrors[] = {
+constexpr CudaErrorText kErrors[] = {
     {kSuccess, "CUDA_SUCCESS", "no error"},
     {kInvalidValue, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
@@ -309,10 +309,10 @@ Context numbered_context(int ordinal) { return context_of(Machine::get().device(
 // ---- texts of errors, entry points ----------------------------------------------------------------------------------------
 
 namespace {
-Result text_of(Result code, const char *ErrorText::*part, const char **out) {
+Result text_of(Result code, const char *CudaErrorText::*part, const char **out) {
   if (!out) return kInvalidValue;
   *out = nullptr;
-  for (const ErrorText &t : kErrors)
+  for (const CudaErrorText &t : kErrors)
     if (t.code == code) *out = t.*part;
   return *out ? kSuccess : kInvalidValue;
 }
@@ -320,11 +320,11 @@ Result text_of(Result code, const char *ErrorText::*part, const char **out) {
 
 EXPORT Result cuGetErrorName(Result code, const char **out) {
   CUDA_CALL_EARLY("cuGetErrorName", false);
-  return text_of(code, &ErrorText::name, out);
+  return text_of(code, &CudaErrorText::name, out);
 }
 EXPORT Result cuGetErrorString(Result code, const char **out) {
   CUDA_CALL_EARLY("cuGetErrorString", false);
-  return text_of(code, &ErrorText::text, out);
+  return text_of(code, &CudaErrorText::text, out);
 }
 
 EXPORT Result cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags, int *status) {

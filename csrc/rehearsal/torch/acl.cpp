@@ -52,7 +52,7 @@ class Acl final : public Api {
 
   enum Kind : int { kIn = 1, kOut = 2, kWithin = 3 };
   enum Location : int { kOnHost = 0, kOnDevice = 1 };
-  struct Attributes {
+  struct AclAttributes {
     uint32_t device;
     int location;
     uint32_t rest[5];
@@ -128,11 +128,11 @@ class Acl final : public Api {
   void release_pinned(void *host) override { run(release_pinned_, host); }
   void memory(size_t *left, size_t *all) override { run(memory_, 1, left, all); }
   bool is_pinned(const void *host) noexcept override {
-    Attributes a{};
+    AclAttributes a{};
     return attributes_(host, &a) == 0 && a.location == kOnHost;
   }
   int device_of(const void *memory) noexcept override {
-    Attributes a{};
+    AclAttributes a{};
     return attributes_(memory, &a) == 0 && a.location == kOnDevice ? static_cast<int>(a.device) : -1;
   }
 

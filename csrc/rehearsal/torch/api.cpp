@@ -253,7 +253,7 @@ class Hip final : public Vendor {
 
   enum Kind : int { kIn = 1, kOut = 2, kWithin = 3 };
   // hipPointerAttribute_t begins with these two fields. The rest differs between versions.
-  struct Attributes {
+  struct HipAttributes {
     int type, device;
     char rest[248];
   };
@@ -283,11 +283,11 @@ class Hip final : public Vendor {
   }
   void release(void *memory) override { run(release_, memory); }
   bool is_pinned(const void *host) noexcept override {
-    Attributes a{};
+    HipAttributes a{};
     return attributes_(&a, host) == 0 && a.type == host_type_;
   }
   int device_of(const void *memory) noexcept override {
-    Attributes a{};
+    HipAttributes a{};
     return attributes_(&a, memory) == 0 && a.type == host_type_ + 1 ? a.device : -1;
   }
   void copy_in(void *device, const void *host, size_t bytes, Native stream) override {

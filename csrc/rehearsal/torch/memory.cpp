@@ -55,7 +55,7 @@ struct Mark {
   int device = 0;
 };
 
-struct Block {
+struct CachedBlock {
   std::byte *memory = nullptr;
   size_t bytes = 0, asked = 0;
   int device = 0;
@@ -69,9 +69,9 @@ class Pool {
  public:
   explicit Pool(bool pinned) : pinned_(pinned) {}
 
-  Block *take(int device, c10::StreamId stream, size_t bytes);
-  void give(Block *block) noexcept;
-  void use(Block *block, const c10::Stream &stream) {
+  CachedBlock *take(int device, c10::StreamId stream, size_t bytes);
+  void give(CachedBlock *block) noexcept;
+  void use(CachedBlock *block, const c10::Stream &stream) {
     const Lock lock(mutex_);
     for (const c10::Stream &s : block->used_by)
       if (s == stream) return;
@@ -97,27 +97,27 @@ class Pool {
 
  private:
   using Key = std::tuple<int, c10::StreamId, size_t>;
-  static Key key(const Block &b) { return {b.device, b.stream, b.bytes}; }
+  static Key key(const CachedBlock &b) { return {b.device, b.stream, b.bytes}; }
 
-  Block *find(const Key &k);
+  CachedBlock *find(const Key &k);
   bool grow(int device, c10::StreamId stream, size_t bytes);
   void settle(bool wait);
 
   const bool pinned_;
   Mutex mutex_;  // not held over a vendor's call, which may wait for the device
   // The block that was freed last is taken first. So a use after free soon meets the next owner's data, and is seen.
-  std::map<Key, std::vector<Block *>> free_ ISTHMUS_GUARDED_BY(mutex_);
-  std::vector<Block *> marked_ ISTHMUS_GUARDED_BY(mutex_);  // given back, and still in use by streams
+  std::map<Key, std::vector<CachedBlock *>> free_ ISTHMUS_GUARDED_BY(mutex_);
+  std::vector<CachedBlock *> marked_ ISTHMUS_GUARDED_BY(mutex_);  // given back, and still in use by streams
   std::list<Segment> segments_ ISTHMUS_GUARDED_BY(mutex_);
   std::map<int, std::vector<Native>> spare_events_ ISTHMUS_GUARDED_BY(mutex_);
   std::map<int, Counts> counts_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
-Block *Pool::find(const Key &k) {
+CachedBlock *Pool::find(const Key &k) {
   const Lock lock(mutex_);
   const auto found = free_.find(k);
   if (found == free_.end() || found->second.empty()) return nullptr;
-  Block *block = found->second.back();
+  CachedBlock *block = found->second.back();
   found->second.pop_back();
   ++block->segment->in_use;
   return block;
@@ -134,9 +134,9 @@ bool Pool::grow(int device, c10::StreamId stream, size_t bytes) {
   if (!memory) return false;
   const Lock lock(mutex_);
   Segment &segment = segments_.emplace_back(Segment{memory, all, device, 0});
-  std::vector<Block *> &list = free_[{device, stream, bytes}];
+  std::vector<CachedBlock *> &list = free_[{device, stream, bytes}];
   for (size_t at = all; at >= bytes; at -= bytes) {  // the block of the lowest address is taken first
-    auto *block = new Block;
+    auto *block = new CachedBlock;
     block->memory = static_cast<std::byte *>(memory) + at - bytes;
     block->bytes = bytes;
     block->device = device;
@@ -151,10 +151,10 @@ bool Pool::grow(int device, c10::StreamId stream, size_t bytes) {
   return true;
 }
 
-Block *Pool::take(int device, c10::StreamId stream, size_t bytes) {
+CachedBlock *Pool::take(int device, c10::StreamId stream, size_t bytes) {
   const Key k{device, stream, rounded(bytes)};
   settle(false);
-  Block *block = find(k);
+  CachedBlock *block = find(k);
   while (!block) {
     if (!grow(device, stream, std::get<2>(k))) {
       trim();
@@ -173,7 +173,7 @@ Block *Pool::take(int device, c10::StreamId stream, size_t bytes) {
   return block;
 }
 
-void Pool::give(Block *block) noexcept {
+void Pool::give(CachedBlock *block) noexcept {
   if (in_forked_child()) return;
   // `block` needs no lock: no other thread has the block now.
   try {
@@ -210,12 +210,12 @@ void Pool::give(Block *block) noexcept {
 
 // Marked blocks become free when all their events are reached. `wait`: waits for the events.
 void Pool::settle(bool wait) {
-  std::vector<Block *> marked;
+  std::vector<CachedBlock *> marked;
   {
     const Lock lock(mutex_);
     marked.swap(marked_);
   }
-  for (Block *block : marked) {
+  for (CachedBlock *block : marked) {
     std::vector<Mark> done;
     while (!block->marks.empty()) {
       const Mark mark = block->marks.back();
@@ -242,7 +242,7 @@ void Pool::trim() {
   {
     const Lock lock(mutex_);
     for (auto &[k, list] : free_)
-      std::erase_if(list, [](Block *b) {
+      std::erase_if(list, [](CachedBlock *b) {
         const bool goes = b->segment->in_use == 0;
         if (goes) delete b;
         return goes;
@@ -275,8 +275,8 @@ Pool &pinned_pool() {
   return *pool;
 }
 
-void free_device_block(void *block) { device_pool().give(static_cast<Block *>(block)); }
-void free_pinned_block(void *block) { pinned_pool().give(static_cast<Block *>(block)); }
+void free_device_block(void *block) { device_pool().give(static_cast<CachedBlock *>(block)); }
+void free_pinned_block(void *block) { pinned_pool().give(static_cast<CachedBlock *>(block)); }
 
 class DeviceMemory final : public c10::DeviceAllocator {
  public:
@@ -284,7 +284,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
     const int device = current_device();
     const c10::Device place(kType, static_cast<c10::DeviceIndex>(device));
     if (bytes == 0) return {nullptr, nullptr, &free_nothing, place};
-    Block *block = device_pool().take(device, current_stream(device).id(), bytes);
+    CachedBlock *block = device_pool().take(device, current_stream(device).id(), bytes);
     return {block->memory, block, &free_device_block, place};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -331,16 +331,16 @@ class PinnedMemory final : public at::HostAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_pinned_block_or_none, c10::DeviceType::CPU};
-    Block *block = pinned_pool().take(kAllDevices, 0, bytes);
+    CachedBlock *block = pinned_pool().take(kAllDevices, 0, bytes);
     return {block->memory, block, &free_pinned_block, c10::DeviceType::CPU};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void *to, const void *from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
-  // `ctx`: the context of a DataPtr of this allocator, which is the Block.
+  // `ctx`: the context of a DataPtr of this allocator, which is the CachedBlock.
   bool record_event(void *, void *ctx, c10::Stream stream) override {
     if (!ctx) return false;
-    pinned_pool().use(static_cast<Block *>(ctx), stream);
+    pinned_pool().use(static_cast<CachedBlock *>(ctx), stream);
     return true;
   }
   void empty_cache() override { pinned_pool().trim(); }
@@ -377,7 +377,7 @@ at::HostAllocator &pinned_memory() {
 }
 
 void record_use(const c10::DataPtr &data, const c10::Stream &stream) {
-  auto *block = static_cast<Block *>(data.get_context());
+  auto *block = static_cast<CachedBlock *>(data.get_context());
   if (data.get_deleter() == &free_pinned_block) pinned_pool().use(block, stream);
   else if (data.get_deleter() == &free_device_block &&
            (block->device != stream.device_index() || block->stream != stream.id()))
