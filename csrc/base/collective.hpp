@@ -30,16 +30,16 @@ enum class Blocks : uint8_t { None, One, OnePerRank };  // of a buffer
 enum class Who : uint8_t { Nobody, Root, Everybody };
 
 struct CollectiveTraits {
-  const char *name;   // "all_reduce", ...
-  bool has_root;      // a rank of the communicator, the same on all; the peer of a message is none
-  bool reduces;       // contributions are combined by an op
-  bool varying;       // the sizes are operands of the launch: one list of counts for each side of OnePerRank
-  Blocks in, out;     // how many blocks the input and the output have
-  Who reads, writes;  // which ranks read their input, and write their output; the buffer of the others is not used
+  const char *name;      // "all_reduce", ...
+  bool has_root;         // a rank of the communicator, the same on all; the peer of a message is none
+  bool reduces;          // contributions are combined by an op
+  bool varying;          // the sizes are operands of the launch: one list of counts for each side of OnePerRank
+  Blocks input, output;  // how many blocks the input and the output have
+  Who reads, writes;     // which ranks read their input, and write their output; the buffer of the others is not used
 };
 
 inline constexpr CollectiveTraits kCollectives[kCollectiveCount] = {
-    // name, has_root, reduces, varying, in, out, reads, writes
+    // name, has_root, reduces, varying, input, output, reads, writes
     {"all_reduce", false, true, false, Blocks::One, Blocks::One, Who::Everybody, Who::Everybody},
     {"reduce", true, true, false, Blocks::One, Blocks::One, Who::Everybody, Who::Root},
     {"broadcast", true, false, false, Blocks::One, Blocks::One, Who::Root, Who::Everybody},
@@ -67,18 +67,18 @@ constexpr bool is_varying(Collective c) noexcept { return traits(c).varying; }
 constexpr bool is_message(Collective c) noexcept { return c == Collective::Send || c == Collective::Recv; }
 // One block of a size that all ranks know, on each side that there is.
 constexpr bool is_single_block(Collective c) noexcept {
-  return traits(c).in != Blocks::OnePerRank && traits(c).out != Blocks::OnePerRank;
+  return traits(c).input != Blocks::OnePerRank && traits(c).output != Blocks::OnePerRank;
 }
 // The root collects a block of each rank; the root gives each rank a block.
 constexpr bool gathers_to_root(Collective c) noexcept {
-  return traits(c).writes == Who::Root && traits(c).out == Blocks::OnePerRank;
+  return traits(c).writes == Who::Root && traits(c).output == Blocks::OnePerRank;
 }
 constexpr bool scatters_from_root(Collective c) noexcept {
-  return traits(c).reads == Who::Root && traits(c).in == Blocks::OnePerRank;
+  return traits(c).reads == Who::Root && traits(c).input == Blocks::OnePerRank;
 }
 // Every rank gives every rank a block.
 constexpr bool is_exchange(Collective c) noexcept {
-  return traits(c).in == Blocks::OnePerRank && traits(c).out == Blocks::OnePerRank;
+  return traits(c).input == Blocks::OnePerRank && traits(c).output == Blocks::OnePerRank;
 }
 
 constexpr bool is_among(Who who, int rank, int root) noexcept {

@@ -78,36 +78,36 @@ class HcclCommunicator final : public IslandCommunicator {
   device::Stream &stream() const noexcept override { return *rank_->stream; }
   Status status() const override { return rank_->failure.status(); }
 
-  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
-    reduction(Call::AllReduce, send, recv, count, dtype, by.op, 0);
+  void all_reduce(const void *input, void *output, uint64_t count, DType dtype, Reduction by) override {
+    reduction(Call::AllReduce, input, output, count, dtype, by.op, 0);
   }
-  void reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by, int root) override {
+  void reduce(const void *input, void *output, uint64_t count, DType dtype, Reduction by, int root) override {
     // The library wants both buffers on all ranks, and writes the second on the root alone.
-    reduction(Call::Reduce, send, recv ? recv : const_cast<void *>(send), count, dtype, by.op, root);
+    reduction(Call::Reduce, input, output ? output : const_cast<void *>(input), count, dtype, by.op, root);
   }
-  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
-    reduction(Call::ReduceScatter, send, recv, count, dtype, by.op, 0);
+  void reduce_scatter(const void *input, void *output, uint64_t count, DType dtype, Reduction by) override {
+    reduction(Call::ReduceScatter, input, output, count, dtype, by.op, 0);
   }
   void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
     move(Call::Broadcast, nullptr, buffer, count, dtype, root);
   }
-  void all_gather(const void *send, void *recv, uint64_t count, DType dtype) override {
-    move(Call::AllGather, send, recv, count, dtype, 0);
+  void all_gather(const void *input, void *output, uint64_t count, DType dtype) override {
+    move(Call::AllGather, input, output, count, dtype, 0);
   }
-  void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
-    move(Call::AllToAll, send, recv, count, dtype, 0);
+  void all_to_all(const void *input, void *output, uint64_t count, DType dtype) override {
+    move(Call::AllToAll, input, output, count, dtype, 0);
   }
   // A batch of messages, each with a buffer of its own. So the blocks need not be of one allocation, as the library's all_to_all wants.
-  void all_to_all_v(const void *send, void *recv, const Blocks &b) override {
+  void all_to_all_v(const void *input, void *output, const Blocks &b) override {
     // A thread that is left behind in a call keeps its list. So nothing may be asked after an abort.
     if (rank_->aborted.load(std::memory_order_acquire)) return;
     uint64_t n = 0;
-    auto *const from = const_cast<std::byte *>(static_cast<const std::byte *>(send));
+    auto *const from = const_cast<std::byte *>(static_cast<const std::byte *>(input));
     for (size_t q = 0; q < static_cast<size_t>(size()); ++q) {
       const auto peer = static_cast<uint32_t>(q);
-      if (b.send_bytes[q] > 0) rank_->items[n++] = {kSends, from + b.send_at[q], b.send_bytes[q], kByte, peer};
-      if (b.recv_bytes[q] > 0)
-        rank_->items[n++] = {kReceives, static_cast<std::byte *>(recv) + b.recv_at[q], b.recv_bytes[q], kByte, peer};
+      if (b.input_bytes[q] > 0) rank_->items[n++] = {kSends, from + b.input_at[q], b.input_bytes[q], kByte, peer};
+      if (b.output_bytes[q] > 0)
+        rank_->items[n++] = {kReceives, static_cast<std::byte *>(output) + b.output_at[q], b.output_bytes[q], kByte, peer};
     }
     submit({island_call_name(Call::AllToAllV), Call::AllToAllV, nullptr, nullptr, n, kByte, 0, 0});
   }
@@ -151,13 +151,13 @@ class HcclCommunicator final : public IslandCommunicator {
     std::memcpy(rank->id.bytes, join.id.data(), kIdBytes);
     return rank;
   }
-  void reduction(Call call, const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) {
+  void reduction(Call call, const void *input, void *output, uint64_t count, DType dtype, RedOp op, int root) {
     if (!reduces_there(dtype, op))
       fail(Code::Unsupported, "hccl {}: no {} of {} there", island_call_name(call), redop_name(op), dtype_name(dtype));
-    submit({island_call_name(call), call, send, recv, count, type_number(dtype), op_number(op), root});
+    submit({island_call_name(call), call, input, output, count, type_number(dtype), op_number(op), root});
   }
-  void move(Call call, const void *send, void *recv, uint64_t count, DType dtype, int peer) {
-    submit({island_call_name(call), call, send, recv, count * dtype_size(dtype), kByte, 0, peer});
+  void move(Call call, const void *input, void *output, uint64_t count, DType dtype, int peer) {
+    submit({island_call_name(call), call, input, output, count * dtype_size(dtype), kByte, 0, peer});
   }
   void submit(const Task &t) {
     if (t.peer < 0 || t.peer >= size())

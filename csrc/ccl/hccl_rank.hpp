@@ -61,8 +61,8 @@ inline constexpr char kInit[] = "init", kDestroy[] = "destroy";
 struct Task {
   const char *name = nullptr;  // kInit, kDestroy, or of the call
   Call call = Call::AllReduce;
-  const void *send = nullptr;
-  void *recv = nullptr;
+  const void *input = nullptr;
+  void *output = nullptr;
   uint64_t count = 0;
   int dtype = 0, op = 0, peer = 0;  // peer: the root of those that have one
 };
@@ -86,21 +86,21 @@ struct HcclRank {
   bool broken() const noexcept { return aborted.load() || failure.happened(); }
   Result make(const Task &t) ISTHMUS_REQUIRES(calling) {
     const Functions &f = library->f;
-    void *const in = const_cast<void *>(t.send);
+    void *const input = const_cast<void *>(t.input);
     const auto peer = static_cast<uint32_t>(t.peer);
     const Queue queue = stream->handle();
     if (t.name == kInit) return f.CommInitRootInfo(static_cast<uint32_t>(size), &id, static_cast<uint32_t>(rank), &handle);
     if (t.name == kDestroy) return f.CommDestroy(std::exchange(handle, nullptr));
     switch (t.call) {
-      case Call::AllReduce: return f.AllReduce(in, t.recv, t.count, t.dtype, t.op, handle, queue);
-      case Call::Reduce: return f.Reduce(in, t.recv, t.count, t.dtype, t.op, peer, handle, queue);
-      case Call::Broadcast: return f.Broadcast(t.recv, t.count, t.dtype, peer, handle, queue);
-      case Call::AllGather: return f.AllGather(in, t.recv, t.count, t.dtype, handle, queue);
-      case Call::ReduceScatter: return f.ReduceScatter(in, t.recv, t.count, t.dtype, t.op, handle, queue);
-      case Call::AllToAll: return f.AlltoAll(in, t.count, t.dtype, t.recv, t.count, t.dtype, handle, queue);
+      case Call::AllReduce: return f.AllReduce(input, t.output, t.count, t.dtype, t.op, handle, queue);
+      case Call::Reduce: return f.Reduce(input, t.output, t.count, t.dtype, t.op, peer, handle, queue);
+      case Call::Broadcast: return f.Broadcast(t.output, t.count, t.dtype, peer, handle, queue);
+      case Call::AllGather: return f.AllGather(input, t.output, t.count, t.dtype, handle, queue);
+      case Call::ReduceScatter: return f.ReduceScatter(input, t.output, t.count, t.dtype, t.op, handle, queue);
+      case Call::AllToAll: return f.AlltoAll(input, t.count, t.dtype, t.output, t.count, t.dtype, handle, queue);
       case Call::AllToAllV: return f.BatchSendRecv(items.data(), static_cast<uint32_t>(t.count), handle, queue);
-      case Call::Send: return f.Send(in, t.count, t.dtype, peer, handle, queue);
-      case Call::Recv: return f.Recv(t.recv, t.count, t.dtype, peer, handle, queue);
+      case Call::Send: return f.Send(input, t.count, t.dtype, peer, handle, queue);
+      case Call::Recv: return f.Recv(t.output, t.count, t.dtype, peer, handle, queue);
     }
     return kSuccess;
   }

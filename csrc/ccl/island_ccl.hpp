@@ -38,7 +38,7 @@ struct LibraryCapabilities {
 // What all_to_all_v() gives to each rank of the island and takes from each: bytes, of whole elements, and their places in the two buffers. Both
 // sides of a block must say the same size; libraries compare nothing. The spans are read during the call only.
 struct Blocks {
-  std::span<const uint64_t> send_bytes, send_at, recv_bytes, recv_at;
+  std::span<const uint64_t> input_bytes, input_at, output_bytes, output_at;
 };
 
 // The operation by which a call reduces. PremulSum multiplies every contribution by 2^-halvings, and sums. The dtype must have that number
@@ -59,16 +59,16 @@ class IslandCommunicator {
   virtual device::Stream &stream() const noexcept = 0;
   virtual Status status() const = 0;  // the first failure of a call of this communicator; later calls are skipped
 
-  virtual void all_reduce(const void *send, void *recv, uint64_t count, DType dtype,
-                          Reduction by) = 0;  // in place: send == recv
-  virtual void reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by,
-                      int root) = 0;  // recv: on root only
+  virtual void all_reduce(const void *input, void *output, uint64_t count, DType dtype,
+                          Reduction by) = 0;  // in place: input == output
+  virtual void reduce(const void *input, void *output, uint64_t count, DType dtype, Reduction by,
+                      int root) = 0;  // output: on root only
   virtual void broadcast(void *buffer, uint64_t count, DType dtype, int root) = 0;
-  virtual void all_gather(const void *send, void *recv, uint64_t count, DType dtype) = 0;  // recv: size() * count
-  virtual void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype,
-                              Reduction by) = 0;                                           // send: size() * count
-  virtual void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) = 0;  // both: size() * count
-  virtual void all_to_all_v(const void *send, void *recv, const Blocks &blocks) = 0;       // not in place
+  virtual void all_gather(const void *input, void *output, uint64_t count, DType dtype) = 0;  // output: size() * count
+  virtual void reduce_scatter(const void *input, void *output, uint64_t count, DType dtype,
+                              Reduction by) = 0;                                              // input: size() * count
+  virtual void all_to_all(const void *input, void *output, uint64_t count, DType dtype) = 0;  // both: size() * count
+  virtual void all_to_all_v(const void *input, void *output, const Blocks &blocks) = 0;       // not in place
   virtual void send(const void *buffer, uint64_t count, DType dtype, int peer) = 0;
   virtual void recv(void *buffer, uint64_t count, DType dtype, int peer) = 0;
 

@@ -53,35 +53,35 @@ class NcclCommunicator final : public IslandCommunicator {
   device::Stream &stream() const noexcept override { return *stream_; }
   Status status() const override { return failure_.status(); }
 
-  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
+  void all_reduce(const void *input, void *output, uint64_t count, DType dtype, Reduction by) override {
     reduction(Call::AllReduce, count, dtype, by,
-              [&](Handle h, int t, int o) { return f().AllReduce(send, recv, count, t, o, h, queue()); });
+              [&](Handle h, int t, int o) { return f().AllReduce(input, output, count, t, o, h, queue()); });
   }
-  void reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by, int root) override {
+  void reduce(const void *input, void *output, uint64_t count, DType dtype, Reduction by, int root) override {
     check(Call::Reduce, root);
     reduction(Call::Reduce, count, dtype, by,
-              [&](Handle h, int t, int o) { return f().Reduce(send, recv, count, t, o, root, h, queue()); });
+              [&](Handle h, int t, int o) { return f().Reduce(input, output, count, t, o, root, h, queue()); });
   }
-  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
+  void reduce_scatter(const void *input, void *output, uint64_t count, DType dtype, Reduction by) override {
     reduction(Call::ReduceScatter, count, dtype, by,
-              [&](Handle h, int t, int o) { return f().ReduceScatter(send, recv, count, t, o, h, queue()); });
+              [&](Handle h, int t, int o) { return f().ReduceScatter(input, output, count, t, o, h, queue()); });
   }
   void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
     check(Call::Broadcast, root);
     const uint64_t bytes = count * dtype_size(dtype);
     submit(Call::Broadcast, count, [&](Handle h) { return f().Broadcast(buffer, buffer, bytes, kUInt8, root, h, queue()); });
   }
-  void all_gather(const void *send, void *recv, uint64_t count, DType dtype) override {
+  void all_gather(const void *input, void *output, uint64_t count, DType dtype) override {
     const uint64_t bytes = count * dtype_size(dtype);
-    submit(Call::AllGather, count, [&](Handle h) { return f().AllGather(send, recv, bytes, kUInt8, h, queue()); });
+    submit(Call::AllGather, count, [&](Handle h) { return f().AllGather(input, output, bytes, kUInt8, h, queue()); });
   }
-  void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
+  void all_to_all(const void *input, void *output, uint64_t count, DType dtype) override {
     const uint64_t bytes = count * dtype_size(dtype);
-    exchange(Call::AllToAll, send, recv, [&](size_t q) { return PeerShare{bytes, q * bytes, bytes, q * bytes}; });
+    exchange(Call::AllToAll, input, output, [&](size_t q) { return PeerShare{bytes, q * bytes, bytes, q * bytes}; });
   }
-  void all_to_all_v(const void *send, void *recv, const Blocks &b) override {
-    exchange(Call::AllToAllV, send, recv, [&](size_t q) {
-      return PeerShare{b.send_bytes[q], b.send_at[q], b.recv_bytes[q], b.recv_at[q]};
+  void all_to_all_v(const void *input, void *output, const Blocks &b) override {
+    exchange(Call::AllToAllV, input, output, [&](size_t q) {
+      return PeerShare{b.input_bytes[q], b.input_at[q], b.output_bytes[q], b.output_at[q]};
     });
   }
   void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
@@ -144,7 +144,7 @@ class NcclCommunicator final : public IslandCommunicator {
   };
   // Submits a group of sends and receives. with(q) is the share of rank q of the island.
   template <class F>
-  void exchange(Call call, const void *send, void *recv, F with) {
+  void exchange(Call call, const void *input, void *output, F with) {
     uint64_t any = 0;
     for (size_t q = 0; q < static_cast<size_t>(size_); ++q) any |= with(q).gives | with(q).takes;
     submit(call, any, [&](Handle h) {
@@ -152,9 +152,9 @@ class NcclCommunicator final : public IslandCommunicator {
       if (r != kSuccess) return r;
       for (int q = 0; q < size_ && r == kSuccess; ++q) {
         const PeerShare x = with(static_cast<size_t>(q));
-        if (x.gives > 0) r = f().Send(static_cast<const std::byte *>(send) + x.from, x.gives, kUInt8, q, h, queue());
+        if (x.gives > 0) r = f().Send(static_cast<const std::byte *>(input) + x.from, x.gives, kUInt8, q, h, queue());
         if (r == kSuccess && x.takes > 0)
-          r = f().Recv(static_cast<std::byte *>(recv) + x.to, x.takes, kUInt8, q, h, queue());
+          r = f().Recv(static_cast<std::byte *>(output) + x.to, x.takes, kUInt8, q, h, queue());
       }
       const Result end = f().GroupEnd();  // a group is never left open
       return r == kSuccess ? end : r;

@@ -69,7 +69,7 @@ Status outcome(const OneCclRank &r, const char *call, Result result) {
 
 struct OneCclCall {
   OneCclRank *rank;
-  void *send, *recv;
+  void *input, *output;
   uint64_t count;
   int dtype, op, peer;  // peer: the root of those that have one
   Call call;
@@ -88,15 +88,15 @@ Status run(const OneCclCall &a) {
   Result r = kSuccess;
   const Unending unending;
   switch (a.call) {
-    case Call::AllReduce: r = f.AllReduce(a.send, a.recv, a.count, a.dtype, a.op, h, nullptr); break;
-    case Call::Reduce: r = f.Reduce(a.send, a.recv, a.count, a.dtype, a.op, a.peer, h, nullptr); break;
-    case Call::Broadcast: r = f.Broadcast(a.send, a.recv, a.count, a.dtype, a.peer, h, nullptr); break;
-    case Call::AllGather: r = f.AllGather(a.send, a.recv, a.count, a.dtype, h, nullptr); break;
-    case Call::ReduceScatter: r = f.ReduceScatter(a.send, a.recv, a.count, a.dtype, a.op, h, nullptr); break;
-    case Call::AllToAll: r = f.AllToAll(a.send, a.recv, a.count, a.dtype, h, nullptr); break;
+    case Call::AllReduce: r = f.AllReduce(a.input, a.output, a.count, a.dtype, a.op, h, nullptr); break;
+    case Call::Reduce: r = f.Reduce(a.input, a.output, a.count, a.dtype, a.op, a.peer, h, nullptr); break;
+    case Call::Broadcast: r = f.Broadcast(a.input, a.output, a.count, a.dtype, a.peer, h, nullptr); break;
+    case Call::AllGather: r = f.AllGather(a.input, a.output, a.count, a.dtype, h, nullptr); break;
+    case Call::ReduceScatter: r = f.ReduceScatter(a.input, a.output, a.count, a.dtype, a.op, h, nullptr); break;
+    case Call::AllToAll: r = f.AllToAll(a.input, a.output, a.count, a.dtype, h, nullptr); break;
     case Call::AllToAllV: break;  // never asked
-    case Call::Send: r = f.Send(a.send, a.count, a.dtype, a.peer, h, nullptr); break;
-    case Call::Recv: r = f.Recv(a.recv, a.count, a.dtype, a.peer, h, nullptr); break;
+    case Call::Send: r = f.Send(a.input, a.count, a.dtype, a.peer, h, nullptr); break;
+    case Call::Recv: r = f.Recv(a.output, a.count, a.dtype, a.peer, h, nullptr); break;
   }
   a.rank->inside.store(nullptr, std::memory_order_release);
   a.rank->failure.keep(outcome(*a.rank, island_call_name(a.call), r));
@@ -175,23 +175,23 @@ class OneCclCommunicator final : public IslandCommunicator {
   device::Stream &stream() const noexcept override { return *stream_; }
   Status status() const override { return rank_->failure.status(); }
 
-  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
-    reduction(Call::AllReduce, send, recv, count, dtype, by.op, 0);
+  void all_reduce(const void *input, void *output, uint64_t count, DType dtype, Reduction by) override {
+    reduction(Call::AllReduce, input, output, count, dtype, by.op, 0);
   }
-  void reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by, int root) override {
-    reduction(Call::Reduce, send, recv, count, dtype, by.op, root);
+  void reduce(const void *input, void *output, uint64_t count, DType dtype, Reduction by, int root) override {
+    reduction(Call::Reduce, input, output, count, dtype, by.op, root);
   }
-  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
-    reduction(Call::ReduceScatter, send, recv, count, dtype, by.op, 0);
+  void reduce_scatter(const void *input, void *output, uint64_t count, DType dtype, Reduction by) override {
+    reduction(Call::ReduceScatter, input, output, count, dtype, by.op, 0);
   }
   void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
     move(Call::Broadcast, buffer, buffer, count, dtype, root);
   }
-  void all_gather(const void *send, void *recv, uint64_t count, DType dtype) override {
-    move(Call::AllGather, send, recv, count, dtype, 0);
+  void all_gather(const void *input, void *output, uint64_t count, DType dtype) override {
+    move(Call::AllGather, input, output, count, dtype, 0);
   }
-  void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
-    move(Call::AllToAll, send, recv, count, dtype, 0);
+  void all_to_all(const void *input, void *output, uint64_t count, DType dtype) override {
+    move(Call::AllToAll, input, output, count, dtype, 0);
   }
   void all_to_all_v(const void *, void *, const Blocks &) override {
     fail(Code::Unsupported, "oneccl all_to_all_v: the library's has no displacements");
@@ -210,14 +210,14 @@ class OneCclCommunicator final : public IslandCommunicator {
   void leave_behind() noexcept override { abandon(*stream_); }
 
  private:
-  void reduction(Call call, const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) {
+  void reduction(Call call, const void *input, void *output, uint64_t count, DType dtype, RedOp op, int root) {
     const int t = dtype_number(dtype), o = op_number(op);
     if (t < 0 || o < 0)
       fail(Code::Unsupported, "oneccl {}: no {} of {} there", island_call_name(call), redop_name(op), dtype_name(dtype));
-    submit({rank_, const_cast<void *>(send), recv, count, t, o, root, call});
+    submit({rank_, const_cast<void *>(input), output, count, t, o, root, call});
   }
-  void move(Call call, const void *send, void *recv, uint64_t count, DType dtype, int peer) {
-    submit({rank_, const_cast<void *>(send), recv, count * dtype_size(dtype), kByte, 0, peer, call});
+  void move(Call call, const void *input, void *output, uint64_t count, DType dtype, int peer) {
+    submit({rank_, const_cast<void *>(input), output, count * dtype_size(dtype), kByte, 0, peer, call});
   }
   void submit(const OneCclCall &a) {
     if (a.peer < 0 || a.peer >= rank_->size)

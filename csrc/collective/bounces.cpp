@@ -32,18 +32,18 @@ bool Bounces::release(const PinnedBuffer &buffer) noexcept {
   return runtime_.unregister_host(device_, buffer.host) && ::munmap(buffer.host, kOwnRing) == 0;
 }
 
-Bounce Bounces::take(uint64_t in, uint64_t out) {
+Bounce Bounces::take(uint64_t input, uint64_t output) {
   Bounce bounce;
-  bounce.in = in;
-  bounce.out = out;
+  bounce.input = input;
+  bounce.output = output;
   // A bounce takes a small part of the staging memory: other operations cannot do without staging memory.
-  const uint64_t most = arena_.staging_limit() / 8, longest = std::max<uint64_t>(std::max(in, out), 1);
+  const uint64_t most = arena_.staging_limit() / 8, longest = std::max<uint64_t>(std::max(input, output), 1);
   const auto cut = [&](uint64_t ring) {
     bounce.piece = longest <= std::min(kWhole, ring / 2) ? rounded(longest, 256) : std::min(kPiece, ring / kSlots);
-    bounce.in_pieces = static_cast<uint32_t>((in + bounce.piece - 1) / bounce.piece);
-    bounce.out_pieces = static_cast<uint32_t>((out + bounce.piece - 1) / bounce.piece);
-    bounce.slots =
-        static_cast<uint32_t>(std::clamp<uint64_t>(uint64_t{bounce.in_pieces} + bounce.out_pieces, 1, ring / bounce.piece));
+    bounce.input_pieces = static_cast<uint32_t>((input + bounce.piece - 1) / bounce.piece);
+    bounce.output_pieces = static_cast<uint32_t>((output + bounce.piece - 1) / bounce.piece);
+    bounce.slots = static_cast<uint32_t>(
+        std::clamp<uint64_t>(uint64_t{bounce.input_pieces} + bounce.output_pieces, 1, ring / bounce.piece));
   };
   for (uint64_t ring = std::min(kMostRing, most) / kPage * kPage; ring >= kLeastRing; ring = ring / 2 / kPage * kPage) {
     cut(ring);

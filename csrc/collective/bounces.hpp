@@ -43,7 +43,7 @@ class Bounces {
   ~Bounces();  // memory that is still taken, or that the driver does not let go, stays as it is
 
   // Error(Resource) where not even a small buffer can be pinned. A new buffer needs a call of the driver, and the log names the first one.
-  Bounce take(uint64_t in, uint64_t out);
+  Bounce take(uint64_t input, uint64_t output);
   void give(const Bounce &bounce) noexcept;  // by any thread; no call of the driver
   void lose(
       const Bounce &bounce) noexcept;  // the device may still come to the memory: no operation gets the memory any more

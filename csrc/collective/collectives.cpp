@@ -53,8 +53,8 @@ void Collectives::submit_to_device(Operation *op) noexcept {
   try {
     take_room(*op);
     if (core_.device) {
-      if (!op->call.device) device_.bounce_in(*op);
-      else if (op->call.in_there || op->call.out_there) device_.executor()->lend_for_pinned(*op);
+      if (!op->call.device) device_.bounce_input(*op);
+      else if (op->call.input_there || op->call.output_there) device_.executor()->lend_for_pinned(*op);
       core_.uses_device.store(true, std::memory_order_relaxed);
     }
     queue_.append(op);
@@ -130,7 +130,7 @@ void Collectives::end_all(Code code) noexcept {
 }
 
 void Collectives::release(Operation &op, Code result) noexcept {
-  if (op.run.bounce) device_.bounce_out(op, result == Code::Ok);
+  if (op.run.bounce) device_.bounce_output(op, result == Code::Ok);
   if (op.run.on_device && result == Code::Ok && device_.executor()) device_.executor()->ended_well(op);
   memory_.give(op);
 }

@@ -62,17 +62,21 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   else if (op.call.device) ties.behind_default(*work_->runtime, stream);
   if (behind_host || p.slot_bytes > 0 || op.run.scratch != 0) work_->doors.pass_go(op.sequence, stream);
   const auto aligned = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };
-  const uint64_t in_bytes = op.run.bounce || op.run.lent_in ? op.given_in() : 0,
-                 out_bytes = op.run.bounce || op.run.lent_out ? op.given_out() : 0;
-  const uint64_t need = aligned(p.device_bytes) + aligned(in_bytes) + out_bytes;
+  const uint64_t input_bytes = op.run.bounce || op.run.lent_input ? op.given_input() : 0,
+                 output_bytes = op.run.bounce || op.run.lent_output ? op.given_output() : 0;
+  const uint64_t need = aligned(p.device_bytes) + aligned(input_bytes) + output_bytes;
   work_->borrowed = work_->loan.lend(op, need);
   const plan::Operands o = op.operands();
   std::byte *const lent = work_->borrowed + aligned(p.device_bytes);
   const bool bounce = static_cast<bool>(op.run.bounce);
-  work_->in = bounce || op.run.lent_in ? lent : op.call.in_there ? op.call.in_there : const_cast<std::byte *>(op.call.in);
-  work_->out = bounce || op.run.lent_out ? lent + aligned(in_bytes) : op.call.out_there ? op.call.out_there : op.call.out;
-  for (uint32_t k = 0; k < op.run.bounce.in_pieces; ++k) piece(op, k, work_->in);
-  if (op.run.lent_in) copy_blocks(stream, work_->in, op.call.in_there, o.in_displ, o.in_bytes);
+  work_->input = bounce || op.run.lent_input ? lent
+                 : op.call.input_there       ? op.call.input_there
+                                             : const_cast<std::byte *>(op.call.input);
+  work_->output = bounce || op.run.lent_output ? lent + aligned(input_bytes)
+                  : op.call.output_there       ? op.call.output_there
+                                               : op.call.output;
+  for (uint32_t k = 0; k < op.run.bounce.input_pieces; ++k) piece(op, k, work_->input);
+  if (op.run.lent_input) copy_blocks(stream, work_->input, op.call.input_there, o.input_displ, o.input_bytes);
   const uint32_t chunks = plan::chunks_of(p, op.operands());
   bool first_went_on = true;  // since the second stream was last held behind the first
   for (plan::Cursor at(p.device, p.steps, chunks); !at.done(); at.next()) {
@@ -85,8 +89,8 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
     step(op, at.step(), at.chunk(), beside ? *work_->beside : stream);
   }
   ties.rejoin(stream, work_->beside.get());
-  for (uint32_t k = 0; k < op.run.bounce.out_pieces; ++k) piece(op, op.run.bounce.in_pieces + k, work_->out);
-  if (op.run.lent_out) copy_blocks(stream, op.call.out_there, work_->out, o.out_displ, o.out_bytes);
+  for (uint32_t k = 0; k < op.run.bounce.output_pieces; ++k) piece(op, op.run.bounce.input_pieces + k, work_->output);
+  if (op.run.lent_output) copy_blocks(stream, op.call.output_there, work_->output, o.output_displ, o.output_bytes);
   if (op.call.on_stream) ties.user_behind(stream);
   work_->signals.end(op.sequence, stream);  // last: this signal ends the operation, so nothing may fail behind the signal
 }
@@ -98,10 +102,10 @@ void DeviceExecutor::lend_for_pinned(Operation &op) const noexcept {
   const plan::Plan &p = *op.plan;
   const bool taken = work_->library && work_->library->capabilities().host_memory;
   const auto pinned = [&](Memory m) {
-    return m == Memory::Input ? op.call.in_there != nullptr : m == Memory::Output && op.call.out_there != nullptr;
+    return m == Memory::Input ? op.call.input_there != nullptr : m == Memory::Output && op.call.output_there != nullptr;
   };
   const auto on_host = [&](Memory m) { return m == Memory::Ring || m == Memory::Scratch || pinned(m); };
-  bool in = false, out = false;
+  bool input = false, output = false;
   for (const plan::Stage &s : p.device)
     for (uint32_t i = s.step; i < s.step + s.steps; ++i) {
       const plan::Step &step = p.steps[i];
@@ -111,11 +115,11 @@ void DeviceExecutor::lend_for_pinned(Operation &op) const noexcept {
       if (!lends) continue;
       const bool both =
           step.kind == StepKind::Ccl || from != Memory::Input;  // of a copy from input to output one end will do
-      in = in || from == Memory::Input || to == Memory::Input;
-      out = out || from == Memory::Output || (to == Memory::Output && both);
+      input = input || from == Memory::Input || to == Memory::Input;
+      output = output || from == Memory::Output || (to == Memory::Output && both);
     }
-  op.run.lent_in = in && op.call.in_there;
-  op.run.lent_out = out && op.call.out_there;
+  op.run.lent_input = input && op.call.input_there;
+  op.run.lent_output = output && op.call.output_there;
 }
 
 // Blocks that follow each other are one copy.
@@ -134,12 +138,12 @@ void DeviceExecutor::copy_blocks(device::Stream &stream, std::byte *to, const st
 void DeviceExecutor::piece(const Operation &op, uint32_t k, std::byte *there) {
   const Bounce &b = op.run.bounce;
   device::Stream &stream = *work_->stream;
-  const bool in = k < b.in_pieces, waits = in ? k >= b.filled_before : k - b.in_pieces >= b.slots;
+  const bool input = k < b.input_pieces, waits = input ? k >= b.filled_before : k - b.input_pieces >= b.slots;
   if (waits) work_->doors.pass_pieces(op.sequence, k + 1, stream);
   std::byte *const here = b.device + b.place(k);
   there += b.begin(k);
-  work_->runtime->copy(stream, in ? there : here, in ? here : there, b.bytes(k), &work_->cancelled);
-  if (!in || k + b.slots < b.in_pieces) work_->signals.copy(op.sequence, k + 1, stream);
+  work_->runtime->copy(stream, input ? there : here, input ? here : there, b.bytes(k), &work_->cancelled);
+  if (!input || k + b.slots < b.input_pieces) work_->signals.copy(op.sequence, k + 1, stream);
 }
 
 void DeviceExecutor::finish(uint64_t sequence) noexcept {
@@ -173,7 +177,7 @@ void DeviceExecutor::step(const Operation &op, const plan::Step &step, uint32_t 
       return (s.rank < 0 ? work_->arena + op.run.ring : rings_[static_cast<size_t>(s.rank)]) + offset;
     if (s.memory == Memory::Scratch) return work_->arena + op.run.scratch + offset;
     if (s.memory == Memory::Device) return work_->borrowed + offset;
-    return (s.memory == Memory::Input ? work_->in : work_->out) + offset;
+    return (s.memory == Memory::Input ? work_->input : work_->output) + offset;
   };
   std::byte *from = address(p.sources[step.source]), *to = address(step.dst);
   if (step.kind == StepKind::Move) work_->runtime->copy(stream, to, from, bytes, &work_->cancelled);

@@ -12,15 +12,16 @@ namespace {
 void copy_piece(Operation &op, uint32_t k) noexcept {
   const Bounce &b = op.run.bounce;
   const plan::Operands o = op.operands();
-  const bool in = k < b.in_pieces;
-  const std::span<const uint64_t> at = in ? o.in_displ : o.out_displ, bytes = in ? o.in_bytes : o.out_bytes;
+  const bool input = k < b.input_pieces;
+  const std::span<const uint64_t> at = input ? o.input_displ : o.output_displ,
+                                  bytes = input ? o.input_bytes : o.output_bytes;
   const uint64_t begin = b.begin(k), end = begin + b.bytes(k);
   std::byte *const here = b.host + b.place(k);
   for (size_t i = 0; i < at.size(); ++i) {
     const uint64_t from = std::max(begin, at[i]), to = std::min(end, at[i] + bytes[i]);
     if (from >= to) continue;
-    if (in) copy_bytes(here + (from - begin), op.call.in + from, to - from);
-    else copy_bytes(op.call.out + from, here + (from - begin), to - from);
+    if (input) copy_bytes(here + (from - begin), op.call.input + from, to - from);
+    else copy_bytes(op.call.output + from, here + (from - begin), to - from);
   }
 }
 
@@ -66,34 +67,34 @@ bool DeviceSide::capturing(void *stream) {
 
 // ---- plain host memory ---------------------------------------------------------------------------------------------------------------
 
-void DeviceSide::bounce_in(Operation &op) {
+void DeviceSide::bounce_input(Operation &op) {
   if (!bounces_)
     bounces_ =
         std::make_unique<Bounces>(core_.context->arena(), executor_->arena(), *core_.device.runtime, core_.device.number,
                                   formatted("communicator '{}', rank {}", core_.id.name, core_.id.rank));
   Bounce &b = op.run.bounce;
-  const bool writes = op.call.out && writes_output(op.call.collective, core_.id.rank, op.call.root);
-  b = bounces_->take(op.given_in(), writes ? op.given_out() : 0);
-  b.filled_before = std::min(b.in_pieces, b.slots);
+  const bool writes = op.call.output && writes_output(op.call.collective, core_.id.rank, op.call.root);
+  b = bounces_->take(op.given_input(), writes ? op.given_output() : 0);
+  b.filled_before = std::min(b.input_pieces, b.slots);
   for (; b.filled < b.filled_before; ++b.filled) copy_piece(op, b.filled);
 }
 
 bool DeviceSide::bounce_on(Operation &op) noexcept {
   Bounce &b = op.run.bounce;
   const uint32_t filled = b.filled, emptied = b.emptied;
-  while (b.filled < b.in_pieces && executor_->signals().has_copied(op.sequence, b.filled - b.slots + 1)) {
+  while (b.filled < b.input_pieces && executor_->signals().has_copied(op.sequence, b.filled - b.slots + 1)) {
     copy_piece(op, b.filled++);
     executor_->doors().give_pieces(op.sequence, b.filled);
   }
-  while (b.emptied < b.out_pieces && executor_->signals().has_copied(op.sequence, b.in_pieces + b.emptied + 1) &&
+  while (b.emptied < b.output_pieces && executor_->signals().has_copied(op.sequence, b.input_pieces + b.emptied + 1) &&
          sound(op)) {
-    copy_piece(op, b.in_pieces + b.emptied++);
-    executor_->doors().give_pieces(op.sequence, b.in_pieces + b.emptied + b.slots);
+    copy_piece(op, b.input_pieces + b.emptied++);
+    executor_->doors().give_pieces(op.sequence, b.input_pieces + b.emptied + b.slots);
   }
   return b.filled != filled || b.emptied != emptied;
 }
 
-void DeviceSide::bounce_out(Operation &op, bool well) noexcept {
+void DeviceSide::bounce_output(Operation &op, bool well) noexcept {
   // Where the device may still come to the copy out, no operation gets the place any more. Where this rank has left before the operation's
   // thread came back from the driver, there is nothing to give back to.
   if (bounces_ && (well || !executor_ || executor_->ending().idle())) bounces_->give(op.run.bounce);

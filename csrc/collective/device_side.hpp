@@ -1,7 +1,7 @@
 // DeviceSide is the device's part in the collectives of one rank: the executor, the ranks that a library serves with this one, and plain host
 // memory on which the device works through pinned memory. A rank of the host without a library has none of these, and executor() is null.
 //
-// Thread rules: submit() and bounce_in() with the collective lock. abort() any thread. The rest with the right to execute.
+// Thread rules: submit() and bounce_input() with the collective lock. abort() any thread. The rest with the right to execute.
 #pragma once
 
 #include <memory>
@@ -33,9 +33,9 @@ class DeviceSide {
 
   // Plain host memory of the user's is copied before the device is given anything, as the device goes on (true: something was copied), and at
   // the end.
-  void bounce_in(Operation &op);
+  void bounce_input(Operation &op);
   bool bounce_on(Operation &op) noexcept;
-  void bounce_out(Operation &op, bool well) noexcept;
+  void bounce_output(Operation &op, bool well) noexcept;
 
   // After a failure.
   void abort() noexcept;

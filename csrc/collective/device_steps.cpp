@@ -9,8 +9,8 @@ using plan::StepKind;
 
 bool to_itself(const Operation &op, const plan::Step &step, uint32_t c) {
   const auto users = [&](const plan::Span &s) -> const std::byte * {
-    const std::byte *const base = s.memory == Memory::Input    ? op.call.in
-                                  : s.memory == Memory::Output ? op.call.out
+    const std::byte *const base = s.memory == Memory::Input    ? op.call.input
+                                  : s.memory == Memory::Output ? op.call.output
                                                                : nullptr;
     return base ? base + plan::span_offset(*op.plan, s, c, op.operands()) : nullptr;
   };
@@ -22,7 +22,7 @@ bool works(const Operation &op, const plan::Step &step, uint32_t c) {
   const plan::Plan &p = *op.plan;
   if (!plan::runs_for(p, step, c) || plan::extent_bytes(step.extent, c, op.operands()) == 0) return false;
   // Where other memory stands for the user's each side has a place of its own.
-  return step.kind != StepKind::Move || op.run.bounce || op.run.lent_in || op.run.lent_out || !to_itself(op, step, c);
+  return step.kind != StepKind::Move || op.run.bounce || op.run.lent_input || op.run.lent_output || !to_itself(op, step, c);
 }
 
 std::string standing_steps(const Operation &op, const HostDoors &doors, const DeviceSignals &signals) {

@@ -45,7 +45,7 @@ bool HostExecutor::start(Operation &op) noexcept {
   if (p.pairwise_sizes)
     for (int q = 0; q < core_.id.world; ++q)
       core_.mail->block(q, core_.id.world, core_.cell_bytes)
-          .store(op.operands().in_bytes[static_cast<size_t>(q)], std::memory_order_relaxed);
+          .store(op.operands().input_bytes[static_cast<size_t>(q)], std::memory_order_relaxed);
   descriptions_.publish(op, op.run.ring);
   if (!p.device.empty()) device_.executor()->doors().go(op.sequence);
   if (p.pairwise_sizes) core_.ring_peers();
@@ -152,14 +152,14 @@ bool HostExecutor::compare_sizes(Operation &op) noexcept {
   for (; op.run.told_rank < static_cast<uint32_t>(world); ++op.run.told_rank) {
     step.peer = static_cast<int32_t>(op.run.told_rank);
     if (!tells_sizes(p, step.peer)) continue;
-    const uint64_t &given = op.operands().in_bytes[op.run.told_rank];
+    const uint64_t &given = op.operands().input_bytes[op.run.told_rank];
     if (send(op, step, 0, sizeof given, reinterpret_cast<const std::byte *>(&given)) == Outcome::Blocked) return false;
   }
   for (int q = static_cast<int>(op.run.next_rank); q < world; ++q, op.run.next_rank = static_cast<uint32_t>(q)) {
     if (!tells_sizes(p, q) && (q == rank || !core_.peers[q].mail)) continue;
     uint64_t sent = 0;
     if (!size_of(op, q, sent)) return false;
-    const uint64_t expected = op.operands().out_bytes[static_cast<size_t>(q)];
+    const uint64_t expected = op.operands().output_bytes[static_cast<size_t>(q)];
     if (sent == expected) continue;
     const uint64_t size = dtype_size(op.call.dtype);
     core_.fail_at(op, Code::Mismatch,
@@ -195,8 +195,8 @@ std::byte *HostExecutor::ring_of(Operation &op, int rank) noexcept {
 std::byte *HostExecutor::address(Operation &op, const plan::Span &span, uint32_t c) noexcept {
   const uint64_t offset = plan::span_offset(*op.plan, span, c, op.operands());
   switch (span.memory) {
-    case Memory::Input: return const_cast<std::byte *>(op.call.in) + offset;
-    case Memory::Output: return op.call.out + offset;
+    case Memory::Input: return const_cast<std::byte *>(op.call.input) + offset;
+    case Memory::Output: return op.call.output + offset;
     case Memory::Scratch:
       return (op.run.scratch ? core_.context->arena().base() + op.run.scratch : scratch_.data()) + offset;
     case Memory::Device: return nullptr;  // the device list alone has memory of the device

@@ -18,34 +18,34 @@ void exchange_blocks(QueuedWork &work, const Operation &op, const plan::Span &fr
   uint64_t at = 0;
   for (size_t j = 0; j < n; ++j) {
     const auto q = static_cast<size_t>(work.ranks[j]);
-    give[j] = o.in_bytes[q];
-    give_at[j] = copied ? at : o.in_displ[q];
-    take[j] = o.out_bytes[q];
-    take_at[j] = o.out_displ[q];
+    give[j] = o.input_bytes[q];
+    give_at[j] = copied ? at : o.input_displ[q];
+    take[j] = o.output_bytes[q];
+    take_at[j] = o.output_displ[q];
     at += give[j];
   }
-  const std::byte *const base = copied ? work.borrowed + from.base : work.in;
-  work.communicator->all_to_all_v(base, work.out, {give, give_at, take, take_at});
+  const std::byte *const base = copied ? work.borrowed + from.base : work.input;
+  work.communicator->all_to_all_v(base, work.output, {give, give_at, take, take_at});
 }
 
 }  // namespace
 
-void call_library(QueuedWork &work, const Operation &op, const plan::Step &step, const void *from, void *to,
+void call_library(QueuedWork &work, const Operation &op, const plan::Step &step, const void *input, void *output,
                   uint64_t bytes) {
   ccl::IslandCommunicator &c = *work.communicator;
   const DType dtype = op.call.dtype;
   const uint64_t count = bytes / dtype_size(dtype);
   const ccl::Reduction by{step.op, step.halvings};
   switch (step.call) {
-    case IslandCall::AllReduce: return c.all_reduce(from, to, count, dtype, by);
-    case IslandCall::Reduce: return c.reduce(from, to, count, dtype, by, step.peer);
-    case IslandCall::Broadcast: return c.broadcast(to, count, dtype, step.peer);
-    case IslandCall::AllGather: return c.all_gather(from, to, count, dtype);
-    case IslandCall::ReduceScatter: return c.reduce_scatter(from, to, count, dtype, by);
-    case IslandCall::AllToAll: return c.all_to_all(from, to, count, dtype);
+    case IslandCall::AllReduce: return c.all_reduce(input, output, count, dtype, by);
+    case IslandCall::Reduce: return c.reduce(input, output, count, dtype, by, step.peer);
+    case IslandCall::Broadcast: return c.broadcast(output, count, dtype, step.peer);
+    case IslandCall::AllGather: return c.all_gather(input, output, count, dtype);
+    case IslandCall::ReduceScatter: return c.reduce_scatter(input, output, count, dtype, by);
+    case IslandCall::AllToAll: return c.all_to_all(input, output, count, dtype);
     case IslandCall::AllToAllV: return exchange_blocks(work, op, op.plan->sources[step.source]);
-    case IslandCall::Send: return c.send(from, count, dtype, step.peer);
-    case IslandCall::Recv: return c.recv(to, count, dtype, step.peer);
+    case IslandCall::Send: return c.send(input, count, dtype, step.peer);
+    case IslandCall::Recv: return c.recv(output, count, dtype, step.peer);
   }
 }
 

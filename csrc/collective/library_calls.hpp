@@ -9,6 +9,7 @@
 namespace isthmus::collective {
 
 // The call of `step` on that memory, of `bytes` in the step's extent.
-void call_library(QueuedWork &work, const Operation &op, const plan::Step &step, const void *from, void *to, uint64_t bytes);
+void call_library(QueuedWork &work, const Operation &op, const plan::Step &step, const void *input, void *output,
+                  uint64_t bytes);
 
 }  // namespace isthmus::collective

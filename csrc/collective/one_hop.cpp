@@ -53,20 +53,20 @@ void OneHop::post(const Operation &op) noexcept {
   uint64_t bytes = 0;
   const CollectiveTraits &kind = traits(c.collective);
   const bool scaled = kind.reduces && c.op == RedOp::PremulSum;
-  switch (kind.in) {
+  switch (kind.input) {
     case Blocks::None: break;
-    case Blocks::One: bytes = kind.varying ? op.operands().in_bytes[0] : c.bytes; break;
+    case Blocks::One: bytes = kind.varying ? op.operands().input_bytes[0] : c.bytes; break;
     case Blocks::OnePerRank:  // packed
-      for (uint32_t b = 0; b < op.blocks.in; ++b) {
+      for (uint32_t b = 0; b < op.blocks.input; ++b) {
         const auto o = op.operands();
-        streaming_.copy(to, c.in + o.in_displ[b], o.in_bytes[b]);
-        to += o.in_bytes[b];
+        streaming_.copy(to, c.input + o.input_displ[b], o.input_bytes[b]);
+        to += o.input_bytes[b];
       }
       if (scaled) scale(cell.payload, cell.payload, static_cast<uint64_t>(to - cell.payload), c);
   }
   if (bytes) {
-    if (scaled) scale(to, c.in, bytes, c);
-    else streaming_.copy(to, c.in, bytes);
+    if (scaled) scale(to, c.input, bytes, c);
+    else streaming_.copy(to, c.input, bytes);
   }
   cell.digest.store(op.digest, std::memory_order_relaxed);
   cell.sequence.store(op.sequence, std::memory_order_release);
@@ -93,22 +93,23 @@ void OneHop::consume(const Operation &op) noexcept {
   if (!writes_output(c.collective, rank, c.root)) return;
   const auto before_mine = [&] {  // where this rank's block begins in a cell; every rank knows all counts
     uint64_t offset = 0;
-    for (int b = 0; b < rank; ++b) offset += o.in_bytes[b];
+    for (int b = 0; b < rank; ++b) offset += o.input_bytes[b];
     return offset;
   };
   if (kind.reduces) {
-    if (kind.in == Blocks::One) reduce(op, 0, c.bytes, c.out, c.in);
-    else reduce(op, before_mine(), o.in_bytes[rank], c.out, c.in + o.in_displ[rank]);
+    if (kind.input == Blocks::One) reduce(op, 0, c.bytes, c.output, c.input);
+    else reduce(op, before_mine(), o.input_bytes[rank], c.output, c.input + o.input_displ[rank]);
   } else if (is_exchange(c.collective)) {
     const uint64_t offset = static_cast<uint64_t>(rank) * c.bytes;
-    for (int q = 0; q < world; ++q) move(c.out + o.out_displ[q], payload(op, q) + offset, c.bytes);
-  } else if (kind.in == Blocks::OnePerRank) {
-    if (rank == c.root) move(c.out, c.in + o.in_displ[rank], o.in_bytes[rank]);
-    else move(c.out, payload(op, c.root) + before_mine(), o.in_bytes[rank]);
-  } else if (kind.out == Blocks::OnePerRank) {
-    for (int q = 0; q < world; ++q) move(c.out + o.out_displ[q], q == rank ? c.in : payload(op, q), o.out_bytes[q]);
+    for (int q = 0; q < world; ++q) move(c.output + o.output_displ[q], payload(op, q) + offset, c.bytes);
+  } else if (kind.input == Blocks::OnePerRank) {
+    if (rank == c.root) move(c.output, c.input + o.input_displ[rank], o.input_bytes[rank]);
+    else move(c.output, payload(op, c.root) + before_mine(), o.input_bytes[rank]);
+  } else if (kind.output == Blocks::OnePerRank) {
+    for (int q = 0; q < world; ++q)
+      move(c.output + o.output_displ[q], q == rank ? c.input : payload(op, q), o.output_bytes[q]);
   } else {
-    move(c.out, rank == c.root ? c.in : payload(op, c.root), c.bytes);
+    move(c.output, rank == c.root ? c.input : payload(op, c.root), c.bytes);
   }
 }
 

@@ -46,7 +46,7 @@ struct QueuedWork : DeviceExecutorSetup {
   HostDoors doors;
   DeviceSignals signals;
   StreamTies ties;
-  std::byte *in = nullptr, *out = nullptr, *borrowed = nullptr;  // of the operation that is being submitted
+  std::byte *input = nullptr, *output = nullptr, *borrowed = nullptr;  // of the operation that is being submitted
   ScratchLoan loan;
   std::vector<uint64_t> blocks;  // of an all_to_all_v, as ccl::Blocks has them, one list after the other
 };

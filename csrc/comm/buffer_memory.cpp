@@ -5,9 +5,9 @@
 namespace isthmus::comm {
 namespace {
 
-[[noreturn]] void refuse_two_places(const char *name, bool in) {
+[[noreturn]] void refuse_two_places(const char *name, bool input_on_device) {
   fail(Code::Argument, "{}: send is memory of {} and recv of {}; give both of one, or pinned memory that the device reaches",
-       name, in ? "the device" : "the host", in ? "the host" : "the device");
+       name, input_on_device ? "the device" : "the host", input_on_device ? "the host" : "the device");
 }
 
 }  // namespace
@@ -24,7 +24,7 @@ void BufferMemory::check_lent(int type, int number, const void *memory) const {
     fail(Code::Argument, "{}, on which this rank works, has no memory at {}", own, memory);
 }
 
-bool BufferMemory::on_device(const char *name, const void *send, const void *recv, int claims, engine::Call &call) const {
+bool BufferMemory::on_device(const char *name, const void *input, const void *output, int claims, engine::Call &call) const {
   const device::Runtime *runtime = local_.device().runtime;
   if (!runtime) return false;
   const auto place = [&](const void *p, std::byte *&there) {
@@ -36,13 +36,15 @@ bool BufferMemory::on_device(const char *name, const void *send, const void *rec
            runtime->vendor(), found.device, runtime->vendor(), local_.device().number);
     return true;
   };
-  if (!recv) return place(send, call.in_there);
-  if (!send) return place(recv, call.out_there);
-  const bool in = place(send, call.in_there), out = send == recv ? in : place(recv, call.out_there);
-  if (send == recv) call.out_there = call.in_there;
-  if (in == out || (in ? call.out_there : call.in_there)) return in || out;
-  if (claims & (in ? 2 : 1)) check_claim(name, in ? "recv" : "send", in ? recv : send);
-  refuse_two_places(name, in);
+  if (!output) return place(input, call.input_there);
+  if (!input) return place(output, call.output_there);
+  const bool input_device = place(input, call.input_there),
+             output_device = input == output ? input_device : place(output, call.output_there);
+  if (input == output) call.output_there = call.input_there;
+  if (input_device == output_device || (input_device ? call.output_there : call.input_there))
+    return input_device || output_device;
+  if (claims & (input_device ? 2 : 1)) check_claim(name, input_device ? "recv" : "send", input_device ? output : input);
+  refuse_two_places(name, input_device);
 }
 
 void BufferMemory::check_claim(const char *name, const char *argument, const void *memory) const {
@@ -58,17 +60,17 @@ void BufferMemory::check_claim(const char *name, const char *argument, const voi
 
 bool BufferMemory::take_pinned(const char *name, bool sends, bool receives, engine::Operation &op) const {
   engine::Call &call = op.call;
-  const auto check = [&](const std::byte *here, std::byte *&there, uint64_t bytes, bool recv) {
+  const auto check = [&](const std::byte *here, std::byte *&there, uint64_t bytes, bool of_output) {
     if (!there || (bytes != 0 && local_.health().find(here + bytes - 1).there == there + bytes - 1)) return;
     there = nullptr;
-    if (call.device && bytes != 0) refuse_two_places(name, recv);
+    if (call.device && bytes != 0) refuse_two_places(name, of_output);
   };
-  const uint64_t in = sends ? op.given_in() : 0, out = receives ? op.given_out() : 0;
-  check(call.in, call.in_there, in, false);
-  check(call.out, call.out_there, out, true);
+  const uint64_t input = sends ? op.given_input() : 0, output = receives ? op.given_output() : 0;
+  check(call.input, call.input_there, input, false);
+  check(call.output, call.output_there, output, true);
   if (call.device) return false;
-  call.device = !op.plan->device.empty() && (in == 0 || call.in_there) && (out == 0 || call.out_there);
-  if (!call.device) call.in_there = call.out_there = nullptr;
+  call.device = !op.plan->device.empty() && (input == 0 || call.input_there) && (output == 0 || call.output_there);
+  if (!call.device) call.input_there = call.output_there = nullptr;
   return call.device;
 }
 

@@ -14,8 +14,8 @@ class BufferMemory {
   // Error(Unsupported) on a rank of the host, Error(Argument) elsewhere. The text says what this rank works on.
   void check_lent(int type, int number, const void *memory) const;
   // Whether the buffers are memory of this rank's device. Error(Argument): they are another device's, or only one buffer is the device's.
-  // `claims`: CallRequest::device_memory. Pinned memory: call.in_there and call.out_there become the addresses by which the device finds the bytes.
-  bool on_device(const char *name, const void *send, const void *recv, int claims, engine::Call &call) const;
+  // `claims`: CallRequest::device_memory. Pinned memory: call.input_there and call.output_there become the addresses by which the device finds the bytes.
+  bool on_device(const char *name, const void *input, const void *output, int claims, engine::Call &call) const;
   // Error(Argument) where the caller says that memory is the device's and the runtime does not know it. on_device() has not taken it.
   void check_claim(const char *name, const char *argument, const void *memory) const;
   // For a call with pinned memory that the device reaches, whose plan is made: decides whether device or processors work on the memory. True:

@@ -84,11 +84,11 @@ void fill_blocks(const CallRequest &r, int me, int world, engine::Operation &op)
     return blocks == Blocks::One ? own(to_bytes(name, others[me], size, 1)) : listed(counts, displs);
   };
   op.blocks.values.clear();
-  op.blocks.in = side(what.in, r.send_counts, r.send_displs, r.recv_counts);
-  op.blocks.out = side(what.out, r.recv_counts, r.recv_displs, r.send_counts);
-  if (!what.varying || what.out == Blocks::One) return;
+  op.blocks.input = side(what.input, r.send_counts, r.send_displs, r.recv_counts);
+  op.blocks.output = side(what.output, r.recv_counts, r.recv_displs, r.send_counts);
+  if (!what.varying || what.output == Blocks::One) return;
   if (r.recv_displs && writes_output(r.collective, me, r.root)) check_apart(name, r.recv_counts, r.recv_displs, ranks);
-  if (what.in == Blocks::OnePerRank && r.send_counts[me] != r.recv_counts[me])
+  if (what.input == Blocks::OnePerRank && r.send_counts[me] != r.recv_counts[me])
     fail(Code::Argument, "{}: rank {} sends itself {} elements but expects {}", name, me, r.send_counts[me],
          r.recv_counts[me]);
 }
@@ -96,11 +96,11 @@ void fill_blocks(const CallRequest &r, int me, int world, engine::Operation &op)
 void check_aliasing(const char *name, const engine::Operation &op, int me) {
   const auto o = op.operands();
   const auto own = static_cast<size_t>(me);
-  const size_t ins = o.in_bytes.size(), outs = o.out_bytes.size();
+  const size_t inputs = o.input_bytes.size(), outputs = o.output_bytes.size();
   const auto start = [](const std::byte *base, uint64_t at) { return reinterpret_cast<uintptr_t>(base) + at; };
   struct Range {
     uintptr_t first = UINTPTR_MAX, end = 0;
-  } in, out;  // of all blocks
+  } input, output;  // of all blocks
   const auto hull = [&](Range &r, const std::byte *base, std::span<const uint64_t> at, std::span<const uint64_t> bytes) {
     for (size_t b = 0; b < bytes.size(); ++b) {
       if (bytes[b] == 0) continue;
@@ -108,19 +108,20 @@ void check_aliasing(const char *name, const engine::Operation &op, int me) {
       r.end = std::max(r.end, start(base, at[b]) + bytes[b]);
     }
   };
-  hull(in, op.call.in, o.in_displ, o.in_bytes);
-  hull(out, op.call.out, o.out_displ, o.out_bytes);
-  if (in.first >= out.end || out.first >= in.end) return;
-  for (size_t i = 0; i < ins; ++i)
-    for (size_t k = 0; k < outs; ++k) {
-      const uintptr_t a = start(op.call.in, o.in_displ[i]), b = start(op.call.out, o.out_displ[k]);
-      if (o.in_bytes[i] == 0 || o.out_bytes[k] == 0 || a >= b + o.out_bytes[k] || b >= a + o.in_bytes[i]) continue;
+  hull(input, op.call.input, o.input_displ, o.input_bytes);
+  hull(output, op.call.output, o.output_displ, o.output_bytes);
+  if (input.first >= output.end || output.first >= input.end) return;
+  for (size_t i = 0; i < inputs; ++i)
+    for (size_t k = 0; k < outputs; ++k) {
+      const uintptr_t a = start(op.call.input, o.input_displ[i]), b = start(op.call.output, o.output_displ[k]);
+      if (o.input_bytes[i] == 0 || o.output_bytes[k] == 0 || a >= b + o.output_bytes[k] || b >= a + o.input_bytes[i])
+        continue;
       // In place a block lies on that of its number, and where the one side has a single block, on this rank's own.
-      if (a == b && (ins == outs ? i == k : ins == 1 ? k == own : i == own)) continue;
+      if (a == b && (inputs == outputs ? i == k : inputs == 1 ? k == own : i == own)) continue;
       fail(Code::Argument,
            "{}: send ({} bytes at {}) and recv ({} bytes at {}) overlap, and the call is not in place so (isthmus.h); give "
            "buffers that do not overlap",
-           name, o.in_bytes[i], reinterpret_cast<const void *>(a), o.out_bytes[k], reinterpret_cast<const void *>(b));
+           name, o.input_bytes[i], reinterpret_cast<const void *>(a), o.output_bytes[k], reinterpret_cast<const void *>(b));
     }
 }
 

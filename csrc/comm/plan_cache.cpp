@@ -49,8 +49,8 @@ PlanChoice PlanCache::choose(const Shape &shape) const {
   if (shape.device) p.reach = terms_.reach;
   p.stream_bytes = terms_.stream_bytes;
   const auto world = static_cast<uint64_t>(own_.world);
-  const bool fits =
-      shape.bytes <= terms_.eager_bytes && (traits(c).in != Blocks::OnePerRank || shape.bytes * world <= terms_.eager_bytes);
+  const bool fits = shape.bytes <= terms_.eager_bytes &&
+                    (traits(c).input != Blocks::OnePerRank || shape.bytes * world <= terms_.eager_bytes);
   const bool one_hop =
       flat && !terms_.devices && (!terms_.libraries || planned_flat(p)) && world > 1 && !is_varying(c) && fits;
   return {p, one_hop ? Path::OneHop : Path::Plan};

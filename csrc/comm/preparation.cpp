@@ -90,8 +90,8 @@ void Preparation::take_words() {
   call_.op = is_reduction(c) ? static_cast<RedOp>(r.op) : RedOp::Sum;
   call_.root = has_root(c) || is_message(c) ? r.root : 0;
   call_.tag = r.tag;
-  call_.in = static_cast<const std::byte *>(r.send);
-  call_.out = static_cast<std::byte *>(r.recv);
+  call_.input = static_cast<const std::byte *>(r.send);
+  call_.output = static_cast<std::byte *>(r.recv);
   call_.scale = r.scale;
   if (call_.op == RedOp::PremulSum && is_integer(call_.dtype)) call_.factor = factor();
   call_.timeout = r.timeout > 0 ? r.timeout : comm_.timeout();
@@ -131,22 +131,22 @@ void Preparation::take_stream() {
 void Preparation::take_size() {
   const CallRequest &r = request_;
   const CollectiveTraits &what = traits(r.collective);
-  const bool lists_in = what.in == Blocks::OnePerRank, lists_out = what.out == Blocks::OnePerRank;
-  const uint64_t times = lists_in || lists_out ? static_cast<uint64_t>(world_) : 1;
+  const bool lists_input = what.input == Blocks::OnePerRank, lists_output = what.output == Blocks::OnePerRank;
+  const uint64_t times = lists_input || lists_output ? static_cast<uint64_t>(world_) : 1;
   call_.bytes = what.varying ? 0 : to_bytes(name_, r.count, dtype_size(call_.dtype), times);
-  if (what.varying && ((lists_out && !r.recv_counts) || (lists_in && !r.send_counts)))
+  if (what.varying && ((lists_output && !r.recv_counts) || (lists_input && !r.send_counts)))
     fail(Code::Argument, "{}: counts must not be NULL", name_);
 }
 
 void Preparation::prepare_message() {
   const bool sends = request_.collective == Collective::Send;
-  if (call_.bytes && (sends ? call_.in == nullptr : call_.out == nullptr))
+  if (call_.bytes && (sends ? call_.input == nullptr : call_.output == nullptr))
     fail(Code::Argument, "{}: the buffer must not be NULL", name_);
   call_.device =
-      call_.bytes && memory_.on_device(name_, sends ? call_.in : nullptr, call_.out, request_.device_memory, call_);
-  call_.in_there = call_.out_there = nullptr;  // a processor sends and receives pinned memory where the memory lies
+      call_.bytes && memory_.on_device(name_, sends ? call_.input : nullptr, call_.output, request_.device_memory, call_);
+  call_.input_there = call_.output_there = nullptr;  // a processor sends and receives pinned memory where the memory lies
   if (request_.device_memory && !call_.device && call_.bytes)
-    sends ? memory_.check_claim(name_, "send", call_.in) : memory_.check_claim(name_, "recv", call_.out);
+    sends ? memory_.check_claim(name_, "send", call_.input) : memory_.check_claim(name_, "recv", call_.output);
   call_.order_later &= call_.device;
   if (call_.bytes) stand_by_call();
 }
@@ -155,10 +155,10 @@ void Preparation::prepare_collective() {
   const Collective c = request_.collective;
   reads_ = reads_input(c, me_, call_.root);
   writes_ = writes_output(c, me_, call_.root);
-  in_place_ = call_.in == call_.out && call_.in != nullptr;
+  in_place_ = call_.input == call_.output && call_.input != nullptr;
   if (reads_ || writes_)
-    call_.device =
-        memory_.on_device(name_, reads_ ? call_.in : nullptr, writes_ ? call_.out : nullptr, request_.device_memory, call_);
+    call_.device = memory_.on_device(name_, reads_ ? call_.input : nullptr, writes_ ? call_.output : nullptr,
+                                     request_.device_memory, call_);
   Shape shape{c, call_.dtype, call_.op, call_.root, call_.bytes, in_place_, call_.device};
   PlanChoice choice = comm_.plans().choose(shape);
   short_path_ = choice.path == Path::OneHop && is_single_block(c);
@@ -180,41 +180,43 @@ void Preparation::prepare_collective() {
 }
 
 void Preparation::check_overlap() {
-  if (!reads_ || !writes_ || !call_.in || !call_.out) return;
+  if (!reads_ || !writes_ || !call_.input || !call_.output) return;
   const bool single = is_single_block(request_.collective);
   if (in_place_ && (single || request_.collective == Collective::AllToAllV)) return;
   const auto at = [](const std::byte *p) { return reinterpret_cast<uintptr_t>(p); };
-  const bool apart = at(call_.in) + call_.bytes <= at(call_.out) || at(call_.out) + call_.bytes <= at(call_.in);
+  const bool apart = at(call_.input) + call_.bytes <= at(call_.output) || at(call_.output) + call_.bytes <= at(call_.input);
   if (single && apart) return;
   if (short_path_) fill_blocks(request_, me_, world_, op_);
   check_aliasing(name_, op_, me_);
 }
 
-bool Preparation::gives() const { return short_path_ ? call_.bytes != 0 : any(op_.operands().in_bytes); }
-bool Preparation::gets() const { return short_path_ ? call_.bytes != 0 : any(op_.operands().out_bytes); }
+bool Preparation::gives() const { return short_path_ ? call_.bytes != 0 : any(op_.operands().input_bytes); }
+bool Preparation::gets() const { return short_path_ ? call_.bytes != 0 : any(op_.operands().output_bytes); }
 
 void Preparation::check_buffers() const {
-  if (reads_ && !call_.in && gives()) fail(Code::Argument, "{}: send must not be NULL on rank {}", name_, me_);
-  if (writes_ && !call_.out && gets()) fail(Code::Argument, "{}: recv must not be NULL on rank {}", name_, me_);
+  if (reads_ && !call_.input && gives()) fail(Code::Argument, "{}: send must not be NULL on rank {}", name_, me_);
+  if (writes_ && !call_.output && gets()) fail(Code::Argument, "{}: recv must not be NULL on rank {}", name_, me_);
 }
 
 void Preparation::check_claims() const {
   // Where the call has one buffer only, a claim is about that buffer, whichever of the two the caller has named.
-  const bool one = !call_.in || !call_.out || in_place_;
-  if (call_.in && reads_ && (one || request_.device_memory & 1) && gives()) memory_.check_claim(name_, "send", call_.in);
-  if (call_.out && writes_ && (one || request_.device_memory & 2) && gets()) memory_.check_claim(name_, "recv", call_.out);
+  const bool one = !call_.input || !call_.output || in_place_;
+  if (call_.input && reads_ && (one || request_.device_memory & 1) && gives())
+    memory_.check_claim(name_, "send", call_.input);
+  if (call_.output && writes_ && (one || request_.device_memory & 2) && gets())
+    memory_.check_claim(name_, "recv", call_.output);
 }
 
 // A buffer that only the root uses may be anything on other ranks, and no rank copies such a buffer.
 void Preparation::drop_unused() {
   const CollectiveTraits &what = traits(request_.collective);
-  if (!reads_ && what.in == Blocks::OnePerRank) call_.in = nullptr;
-  if (!writes_ && what.out == Blocks::OnePerRank) call_.out = nullptr;
+  if (!reads_ && what.input == Blocks::OnePerRank) call_.input = nullptr;
+  if (!writes_ && what.output == Blocks::OnePerRank) call_.output = nullptr;
 }
 
 void Preparation::take_plan(plan::Request &request) {
   op_.plan = comm_.plans().plan_for(request);
-  if ((call_.in_there || call_.out_there) && memory_.take_pinned(name_, reads_, writes_, op_)) {
+  if ((call_.input_there || call_.output_there) && memory_.take_pinned(name_, reads_, writes_, op_)) {
     request.device = true;
     request.reach = comm_.terms().reach;
     op_.plan = comm_.plans().plan_for(request);
@@ -223,10 +225,10 @@ void Preparation::take_plan(plan::Request &request) {
   // Collectives whose counts every rank knows compare the counts too.
   const CollectiveTraits &what = traits(request_.collective);
   const auto o = op_.operands();
-  if (what.varying && what.in != Blocks::OnePerRank)
-    for (const uint64_t b : o.out_bytes) op_.digest = mix(op_.digest, b);
-  if (what.varying && what.out != Blocks::OnePerRank)
-    for (const uint64_t b : o.in_bytes) op_.digest = mix(op_.digest, b);
+  if (what.varying && what.input != Blocks::OnePerRank)
+    for (const uint64_t b : o.output_bytes) op_.digest = mix(op_.digest, b);
+  if (what.varying && what.output != Blocks::OnePerRank)
+    for (const uint64_t b : o.input_bytes) op_.digest = mix(op_.digest, b);
 }
 
 uint64_t Preparation::one_hop_digest() const {
@@ -238,7 +240,7 @@ uint64_t Preparation::one_hop_digest() const {
 
 // No stream orders the work of processors on host memory. So the call waits for the stream (Communicator::make_ready).
 void Preparation::stand_by_call() {
-  if (!call_.on_stream || call_.device || (!call_.in && !call_.out)) return;
+  if (!call_.on_stream || call_.device || (!call_.input && !call_.output)) return;
   call_.by_call = true;
   call_.on_stream = false;
 }

@@ -148,7 +148,7 @@ class Opened {
  public:
   template <class Open>
   static Runtime &once(Open open) {
-    Held &mine = *held;
+    OpenedRuntime &mine = *held;
     const Lock lock(mine.mutex);
     if (mine.runtime) return *mine.runtime;
     if (begun.in_a_parent())

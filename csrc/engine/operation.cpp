@@ -103,7 +103,7 @@ void Operation::reset() noexcept {
   core = nullptr;
   plan.reset();
   blocks.values.clear();
-  blocks.in = blocks.out = 0;
+  blocks.input = blocks.output = 0;
   // Not renewed: who has ended an inline op may still have the lock, and the op be used again already.
   end.ended.store(0, std::memory_order_relaxed);
   end.result = Code::Ok;

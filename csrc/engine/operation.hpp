@@ -39,16 +39,17 @@ struct Call {  // what the user asked for, validated, in bytes
   RedOp op = RedOp::Sum;
   int root = 0;  // or the peer of a send or receive (-1: any source)
   int tag = 0;
-  const std::byte *in = nullptr;
-  std::byte *out = nullptr;
+  const std::byte *input = nullptr;
+  std::byte *output = nullptr;
   uint64_t bytes = 0;  // of the equal block or message; v-collectives: of the largest block that this rank knows
   double scale = 1;
   uint64_t factor = 1;  // the same for integers
   double timeout = 0;   // seconds; > 0
-  bool device = false;  // the device works on `in` and `out`: memory of the device, or pinned memory that the device reaches
+  bool device =
+      false;  // the device works on `input` and `output`: memory of the device, or pinned memory that the device reaches
   // Where the device finds what is given and what is received, in pinned memory of the host. Null: the memory is not pinned, or the processor
   // works on the memory.
-  std::byte *in_there = nullptr, *out_there = nullptr;
+  std::byte *input_there = nullptr, *output_there = nullptr;
   bool on_stream = false;    // ordered behind what the user's stream holds now, and before what the stream gets later
   bool order_later = false;  // "before what the stream gets later" holds only by StreamOrder::order()
   bool by_call = false;  // host memory and a stream: the call waits for the stream before, and for the end of the operation
@@ -81,13 +82,13 @@ struct CollectiveRun {
   std::atomic<bool> broken{false};  // not all of its device work was submitted
   uint64_t scratch = 0;  // where its scratch begins in the arena, for plans with device work; 0: the host executor's own
   bool lent = false;     // of these, something is of the rank's Rings
-  bool short_of_room = false;              // there was no room for them
-  int64_t short_since_ns = 0;              // since then; and
-  int64_t ask_again_ns = 0;                // it does not ask before, or
-  uint64_t given_back = 0;                 // until more has been given back than then
-  bool on_device = false;                  // it has memory of the device's on its way (DeviceExecutor)
-  bool lent_in = false, lent_out = false;  // of these, memory that stands for the user's
-  Bounce bounce;                           // host memory of the user that a device has to work on goes through it
+  bool short_of_room = false;                    // there was no room for them
+  int64_t short_since_ns = 0;                    // since then; and
+  int64_t ask_again_ns = 0;                      // it does not ask before, or
+  uint64_t given_back = 0;                       // until more has been given back than then
+  bool on_device = false;                        // it has memory of the device's on its way (DeviceExecutor)
+  bool lent_input = false, lent_output = false;  // of these, memory that stands for the user's
+  Bounce bounce;                                 // host memory of the user that a device has to work on goes through it
 };
 
 // A send or a receive. Under the match lock, but for what is said otherwise.
@@ -143,13 +144,13 @@ struct OperationEnd {
   Operation *parent = nullptr;  // of a child
 };
 
-// The blocks of what the user gave and gets: in_displ, in_bytes, out_displ, out_bytes, one after the other.
+// The blocks of what the user gave and gets: input_displ, input_bytes, output_displ, output_bytes, one after the other.
 struct OperandBlocks {
   std::vector<uint64_t> values;
-  uint32_t in = 0, out = 0;
+  uint32_t input = 0, output = 0;  // blocks of each
   plan::Operands operands() const noexcept {
     const uint64_t *b = values.data();
-    return {{b, in}, {b + in, in}, {b + 2 * in, out}, {b + 2 * in + out, out}};
+    return {{b, input}, {b + input, input}, {b + 2 * input, output}, {b + 2 * input + output, output}};
   }
 };
 
@@ -199,9 +200,10 @@ struct Operation {
   plan::Operands operands() const noexcept { return blocks.operands(); }
   // How far the blocks of what the user gave reach. 0 where nothing was given, but for the result of a reduce, which a library may use on
   // every rank.
-  uint64_t given_in() const noexcept { return call.in ? reach(operands().in_displ, operands().in_bytes) : 0; }
-  uint64_t given_out() const noexcept {
-    return call.out || call.collective == Collective::Reduce ? reach(operands().out_displ, operands().out_bytes) : 0;
+  uint64_t given_input() const noexcept { return call.input ? reach(operands().input_displ, operands().input_bytes) : 0; }
+  uint64_t given_output() const noexcept {
+    return call.output || call.collective == Collective::Reduce ? reach(operands().output_displ, operands().output_bytes)
+                                                                : 0;
   }
   static uint64_t reach(std::span<const uint64_t> displ, std::span<const uint64_t> bytes) noexcept {
     uint64_t end = 0;
@@ -212,7 +214,7 @@ struct Operation {
   std::byte *data(std::byte *arena) const noexcept {
     if (carry.spilled) return carry.spilled.get();
     if (carry.port != Port::None) return arena + message.place.piece.offset;
-    return call.collective == Collective::Send ? const_cast<std::byte *>(call.in) : call.out;
+    return call.collective == Collective::Send ? const_cast<std::byte *>(call.input) : call.output;
   }
   bool is_p2p() const noexcept { return is_message(call.collective); }
   bool over() const noexcept { return end.ended.load(std::memory_order_acquire) != 0; }

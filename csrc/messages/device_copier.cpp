@@ -95,8 +95,8 @@ void DeviceCopier::carry(Operation &op, Lane &lane) {
   lane.armed.store(ticket, std::memory_order_release);  // some of the work may run, whatever fails from here on
   if (gated) lane.gate->arm(stream, ticket);
   std::byte *const stage = op.carry.send_slot ? op.carry.send_slot : arena_ + op.message.place.piece.offset;
-  if (&lane == &out_) runtime_.copy(stream, stage, op.call.in, op.call.bytes, &cancelled_);
-  else runtime_.copy(stream, op.call.out, stage, op.call.bytes, &cancelled_);
+  if (&lane == &out_) runtime_.copy(stream, stage, op.call.input, op.call.bytes, &cancelled_);
+  else runtime_.copy(stream, op.call.output, stage, op.call.bytes, &cancelled_);
   if (theirs) {
     lane.after->record(stream);
     lane.after->hold(*theirs);

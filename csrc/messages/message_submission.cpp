@@ -17,8 +17,8 @@ Operation *MessageSubmission::make_part(Operation *op, uint32_t i, uint64_t size
   const uint64_t whole = op->call.bytes;
   part->call = op->call;
   part->call.bytes = std::min(size, whole - i * size);
-  if (op->call.in) part->call.in += i * size;
-  if (op->call.out) part->call.out += i * size;
+  if (op->call.input) part->call.input += i * size;
+  if (op->call.output) part->call.output += i * size;
   part->label = op->label;
   part->cut.whole = whole;
   part->cut.part = i;

@@ -25,19 +25,19 @@ class MeasuredMessage {
       device_ = std::make_unique<Buffers>(*runtime, comm.local().device().number, bytes);
       device_->submit(0, device_->there[0], device_->pinned[0]);
       device_->finish(0);
-      in = device_->there[0];
-      out = device_->there[1];
+      input = device_->there[0];
+      output = device_->there[1];
       return;
     }
     host_.assign(2 * bytes / sizeof(float), 1.0f);
-    in = host_.data();
-    out = host_.data() + bytes / sizeof(float);
+    input = host_.data();
+    output = host_.data() + bytes / sizeof(float);
   }
   void lose() noexcept {
     if (device_) device_->lose();
   }
-  const void *in = nullptr;
-  void *out = nullptr;
+  const void *input = nullptr;
+  void *output = nullptr;
 
  private:
   std::vector<float> host_;
@@ -84,8 +84,8 @@ class Sweeps {
       : comm_(comm), sizes_(std::move(sizes)), message_(comm, static_cast<size_t>(sizes_.back())) {
     request_.collective = Collective::AllReduce;
     request_.dtype = static_cast<int>(DType::Float32);
-    request_.send = message_.in;
-    request_.recv = message_.out;
+    request_.send = message_.input;
+    request_.recv = message_.output;
   }
 
   // Collective. Takes about `seconds`.

@@ -13,7 +13,7 @@ Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan 
       shared_slots(by_shared_slots(t, p.request.collective)),
       scaled(is_reduction(p.request.collective) && p.request.op == RedOp::PremulSum),
       devices(topology::has_devices(t)) {
-  const bool blocks = traits(request.collective).out == Blocks::OnePerRank;
+  const bool blocks = traits(request.collective).output == Blocks::OnePerRank;
   const uint64_t output = request.bytes * (blocks ? static_cast<uint64_t>(world) : 1);
   stream = (varying || output >= request.stream_bytes) && !request.in_place;
 }

@@ -31,9 +31,9 @@ void each_but_root(const Builder &b, F f) {
 void island_gather(Builder &b) {
   const Range all = b.whole();
   const auto mine = b.extent(Memory::Input, 0, all);
-  const Span in = Builder::input(0, 0);
-  if (b.rank != b.request.root) return b.call(IslandCall::Send, When::Always, mine, in, in, b.request.root);
-  b.move(mine, in, Builder::output(static_cast<uint32_t>(b.rank), 0));
+  const Span input = Builder::input(0, 0);
+  if (b.rank != b.request.root) return b.call(IslandCall::Send, When::Always, mine, input, input, b.request.root);
+  b.move(mine, input, Builder::output(static_cast<uint32_t>(b.rank), 0));
   each_but_root(b, [&](int q) {
     const Span to = Builder::output(static_cast<uint32_t>(q), 0);
     b.call(IslandCall::Recv, When::Always, b.extent(Memory::Output, static_cast<uint32_t>(q), all), to, to, q);
@@ -42,9 +42,9 @@ void island_gather(Builder &b) {
 void island_scatter(Builder &b) {
   const Range all = b.whole();
   const auto mine = b.extent(Memory::Output, 0, all);
-  const Span out = Builder::output(0, 0);
-  if (b.rank != b.request.root) return b.call(IslandCall::Recv, When::Always, mine, out, out, b.request.root);
-  b.move(mine, Builder::input(static_cast<uint32_t>(b.rank), 0), out);
+  const Span output = Builder::output(0, 0);
+  if (b.rank != b.request.root) return b.call(IslandCall::Recv, When::Always, mine, output, output, b.request.root);
+  b.move(mine, Builder::input(static_cast<uint32_t>(b.rank), 0), output);
   each_but_root(b, [&](int q) {
     const Span from = Builder::input(static_cast<uint32_t>(q), 0);
     b.call(IslandCall::Send, When::Always, b.extent(Memory::Input, static_cast<uint32_t>(q), all), from, from, q);
@@ -68,9 +68,9 @@ void island_all_to_all_v(Builder &b) {
 // Blocks of unequal sizes: a library's broadcast of each.
 void island_all_gather_v(Builder &b) {
   const auto block = [&](int r) { return b.extent(Memory::Output, static_cast<uint32_t>(r), b.whole()); };
-  const auto out = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
-  b.move(block(b.rank), Builder::input(0, 0), out(b.rank));
-  for (int r = 0; r < b.world; ++r) b.call(IslandCall::Broadcast, When::Always, block(r), out(r), out(r), r);
+  const auto output = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
+  b.move(block(b.rank), Builder::input(0, 0), output(b.rank));
+  for (int r = 0; r < b.world; ++r) b.call(IslandCall::Broadcast, When::Always, block(r), output(r), output(r), r);
 }
 // And its sum of each, for the rank that gets it.
 void island_reduce_scatter_v(Builder &b) {
@@ -89,18 +89,18 @@ void plan_island(Builder &b) {
   b.plan.chunks = 1;
   b.device_stage("island", 0);
   const Range all = b.whole();
-  const Span in = Builder::input(0, 0), out = Builder::output(0, 0);
+  const Span input = Builder::input(0, 0), output = Builder::output(0, 0);
   // A root is a rank of the communicator; the library counts the positions of its island, which here are the same.
   const int root = b.request.root;
-  const auto input = b.extent(Memory::Input, 0, all), output = b.extent(Memory::Output, 0, all);
+  const auto given = b.extent(Memory::Input, 0, all), got = b.extent(Memory::Output, 0, all);
   switch (b.request.collective) {
-    case Collective::AllReduce: return b.call(IslandCall::AllReduce, When::Always, input, in, out);
-    case Collective::Reduce: return b.call(IslandCall::Reduce, When::Always, input, in, out, root);
+    case Collective::AllReduce: return b.call(IslandCall::AllReduce, When::Always, given, input, output);
+    case Collective::Reduce: return b.call(IslandCall::Reduce, When::Always, given, input, output, root);
     case Collective::Broadcast:
-      if (b.rank == root) b.move(output, in, out);
-      return b.call(IslandCall::Broadcast, When::Always, output, out, out, root);
-    case Collective::AllGather: return b.call(IslandCall::AllGather, When::Always, input, in, out);
-    case Collective::ReduceScatter: return b.call(IslandCall::ReduceScatter, When::Always, output, in, out);
+      if (b.rank == root) b.move(got, input, output);
+      return b.call(IslandCall::Broadcast, When::Always, got, output, output, root);
+    case Collective::AllGather: return b.call(IslandCall::AllGather, When::Always, given, input, output);
+    case Collective::ReduceScatter: return b.call(IslandCall::ReduceScatter, When::Always, got, input, output);
     case Collective::AllToAll: return island_all_to_all(b);
     case Collective::Gather:
     case Collective::GatherV: return island_gather(b);

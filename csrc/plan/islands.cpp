@@ -52,19 +52,19 @@ void small_all_reduce(Builder &b) {
   b.plan.chunks = b.plan.slots = 1;
   const Range all = b.whole();
   const auto e = b.extent(Memory::Input, 0, all);
-  const Span in = Builder::input(0, 0), out = Builder::output(0, 0), mine = b.ring(b.rank, 0),
+  const Span input = Builder::input(0, 0), output = Builder::output(0, 0), mine = b.ring(b.rank, 0),
              result = b.ring(b.rank, all.size());
   const bool leader = b.position == 0;
   if (leader) b.need_ring(2 * all.size());
   b.device_stage("island", 0);
-  b.call(IslandCall::AllReduce, When::Always, e, in, out);
+  b.call(IslandCall::AllReduce, When::Always, e, input, output);
   if (leader) {
-    b.move(e, out, mine);
+    b.move(e, output, mine);
     b.post(kStaged);
     b.wait(b.rank, kReady);
-    b.move(e, result, out);
+    b.move(e, result, output);
   }
-  b.call(IslandCall::Broadcast, When::Always, e, out, out, 0);
+  b.call(IslandCall::Broadcast, When::Always, e, output, output, 0);
   if (!leader) return;
   b.stage("send", 0);
   b.wait(b.rank, kStaged);
@@ -80,11 +80,11 @@ void small_all_reduce(Builder &b) {
 // The library's sum of a chunk of input block `block`: piece j goes to rank j, this rank's piece to `to`. A piece of a short chunk is summed by
 // itself.
 void scatter_sum(Builder &b, uint32_t block, Span to) {
-  const auto in = [&](Range r) { return b.extent(Memory::Input, block, r); };
-  b.call(IslandCall::ReduceScatter, When::FullChunk, in(piece(b, b.cluster, 0)), Builder::input(block, 0), to);
+  const auto ext = [&](Range r) { return b.extent(Memory::Input, block, r); };
+  b.call(IslandCall::ReduceScatter, When::FullChunk, ext(piece(b, b.cluster, 0)), Builder::input(block, 0), to);
   for (size_t j = 0; j < b.count; ++j) {
     const Range r = piece(b, b.cluster, j);
-    b.call(IslandCall::Reduce, When::PartChunk, in(r), Builder::input(block, r.begin), to, static_cast<int>(j));
+    b.call(IslandCall::Reduce, When::PartChunk, ext(r), Builder::input(block, r.begin), to, static_cast<int>(j));
   }
 }
 
@@ -113,7 +113,7 @@ void plan_island_broadcast(Builder &b) {
   };
   const Memory known = b.rank == root ? Memory::Input : Memory::Output;
   const auto ext = [&](Range r) { return b.extent(known, 0, r); };
-  const Span out = Builder::output(0, 0);
+  const Span output = Builder::output(0, 0);
   const Span token_out = Builder::scratch(b.need_scratch(kTokenBytes)),
              token_in = Builder::scratch(b.need_scratch(kTokenBytes));
 
@@ -125,9 +125,9 @@ void plan_island_broadcast(Builder &b) {
       b.wait_reuse(b.rank, kReady);
       b.move(ext(b.whole()), Builder::input(0, 0), b.ring(b.rank, 0));
       b.post(kStaged);
-      b.move(ext(b.whole()), Builder::input(0, 0), out);
+      b.move(ext(b.whole()), Builder::input(0, 0), output);
     }
-    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), out, out, at);
+    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), output, output, at);
     if (b.rank != root) return;
     const auto each_taker = [&](auto f) {
       for (size_t i = 1; i < clusters; ++i) {
@@ -162,9 +162,9 @@ void plan_island_broadcast(Builder &b) {
     if (b.reuses()) b.post(kTaken);
   }
   if (small) {
-    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), out, out, 0);
+    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), output, output, 0);
   } else {
-    b.call(IslandCall::AllGather, When::FullChunk, ext({0, mine.size()}), Builder::output(0, mine.begin), out);
+    b.call(IslandCall::AllGather, When::FullChunk, ext({0, mine.size()}), Builder::output(0, mine.begin), output);
     for (size_t j = 0; j < b.count; ++j) {
       const Range r = piece(b, g, j);
       b.call(IslandCall::Broadcast, When::PartChunk, ext(r), Builder::output(0, r.begin), Builder::output(0, r.begin),
@@ -209,7 +209,7 @@ void plan_island_all_gather(Builder &b) {
   const Range all = b.whole();
   const auto mine = b.extent(Memory::Input, 0, all);
   const auto block = [&](int r) { return b.extent(Memory::Output, static_cast<uint32_t>(r), all); };
-  const auto out = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
+  const auto output = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
   const std::vector<int> outside = b.outside();
   // Outside block i is member (i mod count)'s, in region 1 + i / count of its slot.
   const auto region = [&](size_t i) { return b.ring(b.rank, chunk * (1 + i / b.count)); };
@@ -219,18 +219,18 @@ void plan_island_all_gather(Builder &b) {
     for (size_t i = b.position; i < outside.size(); i += b.count) f(i, outside[i]);
   };
   const auto spread = [&](int r, size_t from) {
-    b.call(IslandCall::Broadcast, When::Always, block(r), out(r), out(r), static_cast<int>(from));
+    b.call(IslandCall::Broadcast, When::Always, block(r), output(r), output(r), static_cast<int>(from));
   };
 
   const bool gated = takes || b.reuses();
   b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
   if (gated) b.wait(b.rank, kReady);
-  each_taken([&](size_t i, int q) { b.move(block(q), region(i), out(q)); });
+  each_taken([&](size_t i, int q) { b.move(block(q), region(i), output(q)); });
   for (size_t i = 0; i < outside.size(); ++i) spread(outside[i], i % b.count);
   b.device_stage("copy in", 0);
   b.move(mine, Builder::input(0, 0), b.ring(b.rank, 0));
   b.post(kStaged);
-  b.move(mine, Builder::input(0, 0), out(b.rank));
+  b.move(mine, Builder::input(0, 0), output(b.rank));
   for (size_t j = 0; j < b.count; ++j) spread(b.members[j], j);
 
   b.stage("send", 0);
@@ -253,7 +253,7 @@ void plan_island_reduce(Builder &b) {
     if (!small) return piece_at(b, h, j);
     return j == leader(h) ? b.whole() : Range{};
   };
-  const auto in = [&](Range r) { return b.extent(Memory::Input, 0, r); };
+  const auto ext = [&](Range r) { return b.extent(Memory::Input, 0, r); };
   const Range mine = part(g, b.position);
   const auto slot = [&](Range r) { return b.ring(b.rank, r.begin - mine.begin); };
   const Span sum = Builder::device(b.need_device(small ? b.plan.chunk : mine.size()));
@@ -269,22 +269,23 @@ void plan_island_reduce(Builder &b) {
     };
     if (!mine.empty()) {
       b.wait(b.rank, kReady);
-      b.move(in(mine), slot(mine), gathered(mine.begin));
+      b.move(ext(mine), slot(mine), gathered(mine.begin));
     }
     if (!small) {
-      b.call(IslandCall::AllGather, When::FullChunk, in(piece(b, g, 0)), gathered(mine.begin), gathered(0));
+      b.call(IslandCall::AllGather, When::FullChunk, ext(piece(b, g, 0)), gathered(mine.begin), gathered(0));
       for (size_t j = 0; j < b.count; ++j) {
         const Range r = piece(b, g, j);
-        b.call(IslandCall::Broadcast, When::PartChunk, in(r), gathered(r.begin), gathered(r.begin), static_cast<int>(j));
+        b.call(IslandCall::Broadcast, When::PartChunk, ext(r), gathered(r.begin), gathered(r.begin), static_cast<int>(j));
       }
     }
   }
   b.device_stage("copy in", 0);
   if (!at_home && !mine.empty()) b.wait_reuse(b.rank, kReady);
-  if (small) b.call(IslandCall::Reduce, When::Always, in(b.whole()), Builder::input(0, 0), sum, static_cast<int>(leader(g)));
+  if (small)
+    b.call(IslandCall::Reduce, When::Always, ext(b.whole()), Builder::input(0, 0), sum, static_cast<int>(leader(g)));
   else scatter_sum(b, 0, sum);
   if (mine.empty()) return;
-  b.move(in(mine), sum, slot(mine));
+  b.move(ext(mine), sum, slot(mine));
   b.post(kStaged);
 
   if (!at_home) {
@@ -293,10 +294,10 @@ void plan_island_reduce(Builder &b) {
     const auto each_finisher = [&](auto f) {
       for (size_t j = 0; j < b.clusters.size(home); ++j) f(b.at(home, j), intersect(mine, part(home, j)));
     };
-    each_finisher([&](int q, Range x) { b.send(q, in(x), slot(x)); });
+    each_finisher([&](int q, Range x) { b.send(q, ext(x), slot(x)); });
     b.stage("acknowledged", 2);
     if (!b.reuses()) return;
-    each_finisher([&](int q, Range x) { b.recv_token(q, in(x), token_in); });
+    each_finisher([&](int q, Range x) { b.recv_token(q, ext(x), token_in); });
     b.post(kReady);  // to be filled again
     return;
   }
@@ -305,11 +306,11 @@ void plan_island_reduce(Builder &b) {
   const auto sources = contributions(b, mine, slot(mine), [&](size_t h, uint64_t at, uint64_t wide, bool partial) {
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = intersect(mine, part(h, j));
-      b.recv(b.at(h, j), in(x), Builder::scratch(at + (x.begin - mine.begin) * wide, partial));
-      if (b.reuses() && (partial || b.clusters.library[h])) b.send_token(b.at(h, j), in(x), token_out);
+      b.recv(b.at(h, j), ext(x), Builder::scratch(at + (x.begin - mine.begin) * wide, partial));
+      if (b.reuses() && (partial || b.clusters.library[h])) b.send_token(b.at(h, j), ext(x), token_out);
     }
   });
-  b.reduce(in(mine), sources, {}, slot(mine), false);
+  b.reduce(ext(mine), sources, {}, slot(mine), false);
   b.post(kReady);
 }
 
@@ -320,7 +321,7 @@ void plan_island_reduce_scatter(Builder &b) {
   const auto world = static_cast<size_t>(b.world);
   b.choose_island_chunk(world - 1);
   const Range all = b.whole(), mine = piece(b, b.cluster, b.position);
-  const auto in = [&](int block, Range r) { return b.extent(Memory::Input, static_cast<uint32_t>(block), r); };
+  const auto ext = [&](int block, Range r) { return b.extent(Memory::Input, static_cast<uint32_t>(block), r); };
   const std::vector<int> outside = b.outside();
   const auto region = [&](size_t i) { return b.ring(b.rank, all.size() + i * mine.size()); };  // 0: my block
   const Span own = b.ring(b.rank, 0);
@@ -331,36 +332,36 @@ void plan_island_reduce_scatter(Builder &b) {
 
   b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
   b.wait(b.rank, kReady);
-  b.move(in(b.rank, all), own, Builder::output(0, 0));
+  b.move(ext(b.rank, all), own, Builder::output(0, 0));
   b.device_stage("copy in", 0);
   for (size_t i = 0; i < outside.size(); ++i) {
     scatter_sum(b, static_cast<uint32_t>(outside[i]), sum);
-    b.move(in(outside[i], mine), sum, region(i));
+    b.move(ext(outside[i], mine), sum, region(i));
   }
   for (size_t j = 0; j < b.count; ++j) {
     const int block = b.members[j];
-    b.call(IslandCall::Reduce, When::Always, in(block, all), Builder::input(static_cast<uint32_t>(block), 0), sum,
+    b.call(IslandCall::Reduce, When::Always, ext(block, all), Builder::input(static_cast<uint32_t>(block), 0), sum,
            static_cast<int>(j));
-    if (block == b.rank) b.move(in(block, all), sum, own);
+    if (block == b.rank) b.move(ext(block, all), sum, own);
   }
   b.post(kStaged);
 
   b.stage("send", 0);
   b.wait(b.rank, kStaged);
-  for (size_t i = 0; i < outside.size(); ++i) b.send(outside[i], in(outside[i], mine), region(i));
+  for (size_t i = 0; i < outside.size(); ++i) b.send(outside[i], ext(outside[i], mine), region(i));
   b.stage("finish", 1);
   const auto sources = contributions(b, all, own, [&](size_t h, uint64_t at, uint64_t wide, bool partial) {
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = piece_at(b, h, j);
-      b.recv(b.at(h, j), in(b.rank, x), Builder::scratch(at + x.begin * wide, partial));
-      if (b.reuses() && (partial || b.clusters.library[h])) b.send_token(b.at(h, j), in(b.rank, x), token_out);
+      b.recv(b.at(h, j), ext(b.rank, x), Builder::scratch(at + x.begin * wide, partial));
+      if (b.reuses() && (partial || b.clusters.library[h])) b.send_token(b.at(h, j), ext(b.rank, x), token_out);
     }
   });
-  b.reduce(in(b.rank, all), sources, {}, own, false);
+  b.reduce(ext(b.rank, all), sources, {}, own, false);
   b.post(kReady);
   b.stage("acknowledged", 2);
   if (!b.reuses()) return;
-  for (const int d : outside) b.recv_token(d, in(d, mine), token_in);
+  for (const int d : outside) b.recv_token(d, ext(d, mine), token_in);
 }
 
 void plan_island_all_reduce(Builder &b) {
@@ -370,7 +371,7 @@ void plan_island_all_reduce(Builder &b) {
   const size_t g = b.cluster, clusters = b.others + 1;
   const Range mine = piece(b, g, b.position);
   b.need_ring(mine.size());
-  const auto in = [&](Range r) { return b.extent(Memory::Input, 0, r); };
+  const auto ext = [&](Range r) { return b.extent(Memory::Input, 0, r); };
   const auto slot = [&](Range r) { return b.ring(b.rank, r.begin - mine.begin); };
   const auto each_piece = [&](auto f) {
     for (size_t j = 0; j < b.count; ++j) f(piece(b, g, j), static_cast<int>(j));
@@ -386,41 +387,42 @@ void plan_island_all_reduce(Builder &b) {
   const Range first{0, mine.size()};  // what each rank gives to, or gets of, a call with equal counts
   b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
   b.wait(b.rank, kReady);
-  b.move(in(mine), slot(mine), Builder::output(0, mine.begin));
-  b.call(IslandCall::AllGather, When::FullChunk, in(first), Builder::output(0, mine.begin), Builder::output(0, 0));
+  b.move(ext(mine), slot(mine), Builder::output(0, mine.begin));
+  b.call(IslandCall::AllGather, When::FullChunk, ext(first), Builder::output(0, mine.begin), Builder::output(0, 0));
   each_piece([&](Range r, int j) {
-    b.call(IslandCall::Broadcast, When::PartChunk, in(r), Builder::output(0, r.begin), Builder::output(0, r.begin), j);
+    b.call(IslandCall::Broadcast, When::PartChunk, ext(r), Builder::output(0, r.begin), Builder::output(0, r.begin), j);
   });
   b.device_stage("island", 0);
-  b.call(IslandCall::ReduceScatter, When::FullChunk, in(first), Builder::input(0, 0), Builder::output(0, mine.begin));
+  b.call(IslandCall::ReduceScatter, When::FullChunk, ext(first), Builder::input(0, 0), Builder::output(0, mine.begin));
   each_piece([&](Range r, int j) {
-    b.call(IslandCall::Reduce, When::PartChunk, in(r), Builder::input(0, r.begin), Builder::output(0, r.begin), j);
+    b.call(IslandCall::Reduce, When::PartChunk, ext(r), Builder::input(0, r.begin), Builder::output(0, r.begin), j);
   });
   b.device_stage("copy in", 0, true);
-  b.move(in(mine), Builder::output(0, mine.begin), slot(mine));
+  b.move(ext(mine), Builder::output(0, mine.begin), slot(mine));
   b.post(kStaged);
 
   b.stage("send", 0);
   b.wait(b.rank, kStaged);
   for (size_t i = 1; i < clusters; ++i) {
     const size_t d = (g + i) % clusters;
-    each_peer(d, d, [&](int q, Range x) { b.send(q, in(x), slot(x)); });
+    each_peer(d, d, [&](int q, Range x) { b.send(q, ext(x), slot(x)); });
   }
 
   b.stage("finish", 1);
   const Range done = intersect(mine, domains[g]);
   const auto sources = contributions(b, done, slot(done), [&](size_t h, uint64_t at, uint64_t wide, bool partial) {
     each_peer(h, g,
-              [&](int q, Range x) { b.recv(q, in(x), Builder::scratch(at + (x.begin - done.begin) * wide, partial)); });
+              [&](int q, Range x) { b.recv(q, ext(x), Builder::scratch(at + (x.begin - done.begin) * wide, partial)); });
   });
   // Nobody sends of the slot any more what the result replaces: what came from the others is an answer to it.
-  b.reduce(in(done), sources, {}, slot(done), false);
-  for (size_t i = 1; i < clusters; ++i) each_peer((g + i) % clusters, g, [&](int q, Range x) { b.send(q, in(x), slot(x)); });
+  b.reduce(ext(done), sources, {}, slot(done), false);
+  for (size_t i = 1; i < clusters; ++i)
+    each_peer((g + i) % clusters, g, [&](int q, Range x) { b.send(q, ext(x), slot(x)); });
 
   b.stage("collect", 2);
   for (size_t i = 1; i < clusters; ++i) {
     const size_t d = (g + clusters - i) % clusters;
-    each_peer(d, d, [&](int q, Range x) { b.recv(q, in(x), slot(x)); });
+    each_peer(d, d, [&](int q, Range x) { b.recv(q, ext(x), slot(x)); });
   }
   b.post(kReady);
 }

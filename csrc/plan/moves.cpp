@@ -22,7 +22,7 @@ void plan_broadcast(Builder &b) {
   };
   const Memory known = b.rank == root ? Memory::Input : Memory::Output;
   const auto ext = [&](Range r) { return b.extent(known, 0, r); };
-  const auto out = [](Range r) { return Builder::output(0, r.begin); };
+  const auto output = [](Range r) { return Builder::output(0, r.begin); };
   if (shared) b.need_ring(b.plan.chunk);
 
   if (b.rank == root) {
@@ -39,30 +39,30 @@ void plan_broadcast(Builder &b) {
       b.move(ext(b.whole()), Builder::input(0, 0), b.ring(b.rank, 0));
       b.post(kCopied);
     }
-    b.move(ext(b.whole()), Builder::input(0, 0), out(b.whole()), false, b.stream);
+    b.move(ext(b.whole()), Builder::input(0, 0), output(b.whole()), false, b.stream);
     return;
   }
   if (g == home) {
     b.stage("copy out", std::min(1u, b.depth));
     b.wait(root, kCopied);
-    b.move(ext(b.whole()), b.ring(root, 0), out(b.whole()), false, b.stream);
+    b.move(ext(b.whole()), b.ring(root, 0), output(b.whole()), false, b.stream);
     b.post(kConsumed);
     return;
   }
-  const auto landing = [&](Range r) { return shared ? b.ring(b.rank, r.begin) : out(r); };
+  const auto landing = [&](Range r) { return shared ? b.ring(b.rank, r.begin) : output(r); };
   b.stage("take", 0);
   if (shared) b.each_other_member([&](int q) { b.wait_reuse(q, kConsumed); });
   const Range mine = piece(g, b.position, g);
   const Span token = Builder::scratch(b.libraries() ? b.need_scratch(kTokenBytes) : 0);
   b.recv(root, ext(mine), landing(mine));
   if (b.acknowledged(home)) b.send_token(root, ext(mine), token);
-  if (shared) b.move(ext(mine), landing(mine), out(mine));
+  if (shared) b.move(ext(mine), landing(mine), output(mine));
   for (size_t i = 1; i < clusters; ++i) {
     const size_t h = (g + i) % clusters;
     if (h == home) continue;
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = intersect(mine, piece(h, j, g));
-      b.send(b.at(h, j), ext(x), out(x));
+      b.send(b.at(h, j), ext(x), output(x));
     }
   }
   b.stage("collect", std::min(1u, b.depth));
@@ -75,7 +75,7 @@ void plan_broadcast(Builder &b) {
       b.recv(b.at(d, j), ext(x), landing(x));
       if (b.acknowledged(d)) b.send_token(b.at(d, j), ext(x), token);
     }
-    if (shared) b.move(ext(p), landing(p), out(p));
+    if (shared) b.move(ext(p), landing(p), output(p));
   }
   if (!shared) return;
   b.post(kReduced);
@@ -85,7 +85,7 @@ void plan_broadcast(Builder &b) {
     b.wait(q, kReduced);
     for (size_t d = 0; d < clusters; ++d) {
       const Range r = piece(g, j, d);
-      b.move(ext(r), b.ring(q, r.begin), out(r), false, b.stream);
+      b.move(ext(r), b.ring(q, r.begin), output(r), false, b.stream);
     }
   });
   b.post(kConsumed);
@@ -105,7 +105,7 @@ void plan_all_gather(Builder &b) {
   const Range all = b.whole();
   const auto mine = b.extent(Memory::Input, 0, all);
   const auto block = [&](int r) { return b.extent(Memory::Output, static_cast<uint32_t>(r), all); };
-  const auto out = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
+  const auto output = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
   const std::vector<int> outside = b.outside();
   if (shared) b.need_ring(chunk * (1 + (outside.size() + b.count - 1) / b.count));
   // Outside block i is member (i mod count)'s, in region 1 + i / count of its slot.
@@ -118,13 +118,13 @@ void plan_all_gather(Builder &b) {
     b.move(mine, Builder::input(0, 0), b.ring(b.rank, 0));
     if (!b.others) b.post(kCopied);  // else the slot is read when it is complete
   }
-  b.move(mine, Builder::input(0, 0), out(b.rank), false, b.stream);
+  b.move(mine, Builder::input(0, 0), output(b.rank), false, b.stream);
 
   b.stage("collect", std::min(1u, b.depth));
   for (size_t i = b.position; i < outside.size(); i += b.count) {
-    const Span to = shared ? b.ring(b.rank, region(i)) : out(outside[i]);
+    const Span to = shared ? b.ring(b.rank, region(i)) : output(outside[i]);
     b.recv(outside[i], block(outside[i]), to);
-    if (shared) b.move(block(outside[i]), to, out(outside[i]), false, b.stream);
+    if (shared) b.move(block(outside[i]), to, output(outside[i]), false, b.stream);
   }
   if (shared && b.others) b.post(kReduced);
 
@@ -132,9 +132,9 @@ void plan_all_gather(Builder &b) {
   if (!shared) return;
   b.each_other_member([&](int q) {
     b.wait(q, b.others ? kReduced : kCopied);
-    b.move(block(q), b.ring(q, 0), out(q), false, b.stream);
+    b.move(block(q), b.ring(q, 0), output(q), false, b.stream);
     for (size_t i = b.clusters.at[static_cast<size_t>(q)]; i < outside.size(); i += b.count)
-      b.move(block(outside[i]), b.ring(q, region(i)), out(outside[i]), false, b.stream);
+      b.move(block(outside[i]), b.ring(q, region(i)), output(outside[i]), false, b.stream);
   });
   b.post(kConsumed);
 }

@@ -7,7 +7,7 @@
 namespace isthmus::plan {
 namespace {
 uint64_t block_bytes(Memory of, uint32_t block, const Operands &o) noexcept {
-  const auto sizes = of == Memory::Input ? o.in_bytes : o.out_bytes;
+  const auto sizes = of == Memory::Input ? o.input_bytes : o.output_bytes;
   return block < sizes.size() ? sizes[block] : 0;
 }
 }  // namespace
@@ -15,14 +15,14 @@ uint64_t block_bytes(Memory of, uint32_t block, const Operands &o) noexcept {
 uint32_t chunks_of(const Plan &plan, const Operands &operands) noexcept {
   if (!is_varying(plan.request.collective)) return plan.chunks;
   uint64_t largest = uint64_t{plan.chunks} * plan.chunk;
-  for (uint64_t b : operands.in_bytes) largest = std::max(largest, b);
-  for (uint64_t b : operands.out_bytes) largest = std::max(largest, b);
+  for (uint64_t b : operands.input_bytes) largest = std::max(largest, b);
+  for (uint64_t b : operands.output_bytes) largest = std::max(largest, b);
   return static_cast<uint32_t>((largest + plan.chunk - 1) / plan.chunk);
 }
 
 bool writes_past_caches(const Plan &plan, const Operands &operands) noexcept {
   if (!is_varying(plan.request.collective)) return true;
-  const auto received = operands.out_bytes;
+  const auto received = operands.output_bytes;
   return std::accumulate(received.begin(), received.end(), uint64_t{0}) >= plan.request.stream_bytes;
 }
 
@@ -46,9 +46,10 @@ uint64_t span_offset(const Plan &plan, const Span &s, uint32_t c, const Operands
     case Memory::Ring: return s.base + plan.slot_bytes * (c % slots);
     case Memory::Device: return s.base;
     case Memory::Scratch: return s.base + plan.scratch_stride * (c % slots);
-    case Memory::Input: return (s.block < operands.in_displ.size() ? operands.in_displ[s.block] : 0) + s.base + s.stride * c;
+    case Memory::Input:
+      return (s.block < operands.input_displ.size() ? operands.input_displ[s.block] : 0) + s.base + s.stride * c;
     case Memory::Output:
-      return (s.block < operands.out_displ.size() ? operands.out_displ[s.block] : 0) + s.base + s.stride * c;
+      return (s.block < operands.output_displ.size() ? operands.output_displ[s.block] : 0) + s.base + s.stride * c;
   }
   return 0;
 }

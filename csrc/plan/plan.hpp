@@ -78,11 +78,11 @@ enum class Memory : uint8_t {
   Device,  // private memory on this rank's device, plan.device_bytes: offset. Of the device list alone, which is in order
 };
 
-// Blocks are the operands of the launch: block b of Input is at displacement in_displ[b] with in_bytes[b] bytes (Output
+// Blocks are the operands of the launch: block b of Input is at displacement input_displ[b] with input_bytes[b] bytes (Output
 // likewise). The table of collectives (base/collective.hpp) says how many blocks there are, and which ranks use them. So every collective, v
 // or not, is one case. A rank leaves out what its role does not use.
 struct Operands {  // what the engine evaluates spans against; bytes
-  std::span<const uint64_t> in_displ, in_bytes, out_displ, out_bytes;
+  std::span<const uint64_t> input_displ, input_bytes, output_displ, output_bytes;
 };
 
 // Of == Scratch: bounded by no block, always `length` bytes (frames that carry no data).

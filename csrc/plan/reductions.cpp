@@ -63,7 +63,7 @@ void leader_exchange(Builder &b) {
   const bool leader = b.position == 0;
   const Range all = b.whole();
   const auto e = b.extent(Memory::Input, 0, all);
-  const Span in = Builder::input(0, 0), out = Builder::output(0, 0);
+  const Span input = Builder::input(0, 0), output = Builder::output(0, 0);
   if (b.count > 1) b.need_ring(b.plan.chunk);
   const uint64_t own_at = b.need_scratch(b.plan.chunk), mine_at = b.need_scratch(b.plan.chunk * wide(b, b.cluster));
   std::vector<uint64_t> from(b.others + 1);
@@ -71,23 +71,23 @@ void leader_exchange(Builder &b) {
     if (h != b.cluster) from[h] = b.need_scratch(b.plan.chunk * wide(b, h));
   if (!leader) {
     b.stage("copy in", 0);
-    b.move(e, in, b.ring(b.rank, 0), b.scaled);
+    b.move(e, input, b.ring(b.rank, 0), b.scaled);
     b.post(kCopied);
     b.stage("copy out", 0);
     b.wait(b.members[0], kReduced);
-    b.move(e, b.ring(b.members[0], 0), out);
+    b.move(e, b.ring(b.members[0], 0), output);
     return;
   }
   const Span mine = Builder::scratch(mine_at, sends_partials(b, b.cluster));
   b.stage("reduce", 0);
   if (b.count > 1) {
-    const Span own = b.scaled ? Builder::scratch(own_at) : in;
-    if (b.scaled) b.move(e, in, own, true);
+    const Span own = b.scaled ? Builder::scratch(own_at) : input;
+    if (b.scaled) b.move(e, input, own, true);
     b.each_other_member([&](int q) { b.wait(q, kCopied); });
     b.reduce(e, raw_sources(b, own, 0), {}, mine, true);
   } else {
     // Sent from a copy: in place, the result is written while the link may still read.
-    b.move(e, in, mine, b.scaled);
+    b.move(e, input, mine, b.scaled);
   }
   for (size_t i = 1; i <= b.others; ++i) b.send(b.at((b.cluster + i) % (b.others + 1), 0), e, mine);
   b.stage("finish", 0);
@@ -98,10 +98,10 @@ void leader_exchange(Builder &b) {
     if (h != b.cluster) b.recv(b.at(h, 0), e, of);
   }
   if (b.count > 1) {
-    b.reduce(e, sources, {}, b.ring(b.rank, 0), false, &out);
+    b.reduce(e, sources, {}, b.ring(b.rank, 0), false, &output);
     b.post(kReduced);
   } else {
-    b.reduce(e, sources, {}, out, false);
+    b.reduce(e, sources, {}, output, false);
   }
 }
 
@@ -119,7 +119,7 @@ void plan_all_reduce(Builder &b) {
   const size_t g = b.cluster, clusters = b.others + 1;
   const Skews skew = skews_of(b);
   const bool shared = b.count > 1;
-  const auto in = [&](Range r) { return b.extent(Memory::Input, 0, r); };
+  const auto ext = [&](Range r) { return b.extent(Memory::Input, 0, r); };
   std::vector<Range> mine;
   for (size_t d = 0; d < clusters; ++d) mine.push_back(piece(g, b.position, d));
   if (shared) b.need_ring(b.plan.chunk);
@@ -128,7 +128,7 @@ void plan_all_reduce(Builder &b) {
   const auto own = [&](Range r) { return b.scaled ? Builder::scratch(own_at + r.begin) : Builder::input(0, r.begin); };
   const auto scale_own = [&] {
     if (!b.scaled) return;
-    for (const Range &r : mine) b.move(in(r), Builder::input(0, r.begin), own(r), true);
+    for (const Range &r : mine) b.move(ext(r), Builder::input(0, r.begin), own(r), true);
   };
 
   b.stage("copy in", skew.copy);
@@ -137,7 +137,7 @@ void plan_all_reduce(Builder &b) {
     // everybody's last stage but one of that chunk. And nobody posts this chunk before its own last stage of that chunk, for which a
     // result's place waits.
     for (const Range &r : complement(b.plan.chunk, mine))
-      b.move(in(r), Builder::input(0, r.begin), b.ring(b.rank, r.begin), b.scaled);
+      b.move(ext(r), Builder::input(0, r.begin), b.ring(b.rank, r.begin), b.scaled);
     b.post(kCopied);
     scale_own();
   }
@@ -150,13 +150,13 @@ void plan_all_reduce(Builder &b) {
     Span from = own(mine[d]);
     if (shared && !mine[d].empty()) {
       from = Builder::scratch(b.need_scratch(mine[d].size() * b.ratio), true);
-      b.reduce(in(mine[d]), raw_sources(b, own(mine[d]), mine[d].begin), {}, from, true);
+      b.reduce(ext(mine[d]), raw_sources(b, own(mine[d]), mine[d].begin), {}, from, true);
     }
     for (size_t j = 0; j < b.clusters.size(d); ++j) {
       const Range x = intersect(mine[d], piece(d, j, d));
       Span part = from;
       part.base += (x.begin - mine[d].begin) * (shared ? b.ratio : 1);
-      b.send(b.at(d, j), in(x), part);
+      b.send(b.at(d, j), ext(x), part);
     }
   }
 
@@ -169,21 +169,21 @@ void plan_all_reduce(Builder &b) {
     from[h] = b.need_scratch(done.size() * wide(b, h));
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = intersect(done, piece(h, j, g));
-      b.recv(b.at(h, j), in(x), Builder::scratch(from[h] + (x.begin - done.begin) * wide(b, h), sends_partials(b, h)));
+      b.recv(b.at(h, j), ext(x), Builder::scratch(from[h] + (x.begin - done.begin) * wide(b, h), sends_partials(b, h)));
     }
   }
   const Sources sources = all_sources(b, raw_sources(b, own(done), done.begin),
                                       [&](size_t h) { return Builder::scratch(from[h], sends_partials(b, h)); });
-  const Span out = Builder::output(0, done.begin);
+  const Span output = Builder::output(0, done.begin);
   if (shared)
-    b.reduce(in(done), sources.spans, sources.ends, b.ring(b.rank, done.begin), false, &out, b.stream && b.others == 0);
-  else b.reduce(in(done), sources.spans, sources.ends, out, false);
+    b.reduce(ext(done), sources.spans, sources.ends, b.ring(b.rank, done.begin), false, &output, b.stream && b.others == 0);
+  else b.reduce(ext(done), sources.spans, sources.ends, output, false);
   // Results are sent from the output, which nobody writes again, so no slot has to wait for a link.
   for (size_t i = 1; i < clusters; ++i) {
     const size_t h = (g + i) % clusters;
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = intersect(done, piece(h, j, g));
-      b.send(b.at(h, j), in(x), Builder::output(0, x.begin));
+      b.send(b.at(h, j), ext(x), Builder::output(0, x.begin));
     }
   }
   if (shared && b.others == 0) b.post(kReduced);
@@ -193,9 +193,9 @@ void plan_all_reduce(Builder &b) {
     const size_t d = (g + clusters - i) % clusters;
     for (size_t j = 0; j < b.clusters.size(d); ++j) {
       const Range x = intersect(mine[d], piece(d, j, d));
-      b.recv(b.at(d, j), in(x), shared ? b.ring(b.rank, x.begin) : Builder::output(0, x.begin));
+      b.recv(b.at(d, j), ext(x), shared ? b.ring(b.rank, x.begin) : Builder::output(0, x.begin));
     }
-    if (shared) b.move(in(mine[d]), b.ring(b.rank, mine[d].begin), Builder::output(0, mine[d].begin));
+    if (shared) b.move(ext(mine[d]), b.ring(b.rank, mine[d].begin), Builder::output(0, mine[d].begin));
   }
   if (shared && b.others > 0) b.post(kReduced);
 
@@ -205,7 +205,7 @@ void plan_all_reduce(Builder &b) {
     b.wait(q, kReduced);
     for (size_t d = 0; d < clusters; ++d) {
       const Range r = piece(g, b.clusters.at[static_cast<size_t>(q)], d);
-      b.move(in(r), b.ring(q, r.begin), Builder::output(0, r.begin), false, b.stream);
+      b.move(ext(r), b.ring(q, r.begin), Builder::output(0, r.begin), false, b.stream);
     }
   });
 }
@@ -222,7 +222,7 @@ void plan_reduce(Builder &b) {
     if (!small) return piece_at(b, h, j);
     return j == (h == home ? b.clusters.at[static_cast<size_t>(root)] : 0) ? b.whole() : Range{};
   };
-  const auto in = [&](Range r) { return b.extent(Memory::Input, 0, r); };
+  const auto ext = [&](Range r) { return b.extent(Memory::Input, 0, r); };
   const Range mine = piece(g, b.position);
   if (shared) b.need_ring(b.plan.chunk);
   const uint64_t own_at = b.scaled ? b.need_scratch(mine.size()) : 0;
@@ -240,34 +240,34 @@ void plan_reduce(Builder &b) {
     if (at_home && b.rank != root) b.wait_reuse(root, kConsumed);
     if (!at_home) b.each_other_member([&](int q) { b.wait_reuse(q, kReduced); });
     for (const Range &r : complement(b.plan.chunk, {mine}))
-      b.move(in(r), Builder::input(0, r.begin), b.ring(b.rank, r.begin), b.scaled);
+      b.move(ext(r), Builder::input(0, r.begin), b.ring(b.rank, r.begin), b.scaled);
     b.post(kCopied);
   }
   if (!at_home) {
     b.stage(shared ? "reduce" : "send", skew.reduce);
-    if (b.scaled) b.move(in(mine), Builder::input(0, mine.begin), own, true);
+    if (b.scaled) b.move(ext(mine), Builder::input(0, mine.begin), own, true);
     Span from = own;
     if (shared && !mine.empty()) {
       b.each_other_member([&](int q) { b.wait(q, kCopied); });
       from = Builder::scratch(b.need_scratch(mine.size() * b.ratio), true);
-      b.reduce(in(mine), raw_sources(b, own, mine.begin), {}, from, true);
+      b.reduce(ext(mine), raw_sources(b, own, mine.begin), {}, from, true);
     }
     for (size_t j = 0; j < b.clusters.size(home); ++j) {
       const Range x = intersect(mine, piece(home, j));
       Span part = from;
       part.base += (x.begin - mine.begin) * wide(b, g);
-      b.send(b.at(home, j), in(x), part);
+      b.send(b.at(home, j), ext(x), part);
     }
     if (shared) b.post(kReduced);
     b.stage("acknowledged", skew.collect);
     if (acknowledged(g))
       for (size_t j = 0; j < b.clusters.size(home); ++j)
-        b.recv_token(b.at(home, j), in(intersect(mine, piece(home, j))), token_in);
+        b.recv_token(b.at(home, j), ext(intersect(mine, piece(home, j))), token_in);
     return;
   }
 
   b.stage("finish", skew.finish);
-  if (b.scaled) b.move(in(mine), Builder::input(0, mine.begin), own, true);
+  if (b.scaled) b.move(ext(mine), Builder::input(0, mine.begin), own, true);
   if (shared && !mine.empty()) b.each_other_member([&](int q) { b.wait(q, kCopied); });
   std::vector<uint64_t> from(clusters);
   for (size_t h = 0; h < clusters; ++h) {
@@ -275,13 +275,13 @@ void plan_reduce(Builder &b) {
     from[h] = b.need_scratch(mine.size() * wide(b, h));
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = intersect(mine, piece(h, j));
-      b.recv(b.at(h, j), in(x), Builder::scratch(from[h] + (x.begin - mine.begin) * wide(b, h), sends_partials(b, h)));
-      if (acknowledged(h)) b.send_token(b.at(h, j), in(x), token_out);
+      b.recv(b.at(h, j), ext(x), Builder::scratch(from[h] + (x.begin - mine.begin) * wide(b, h), sends_partials(b, h)));
+      if (acknowledged(h)) b.send_token(b.at(h, j), ext(x), token_out);
     }
   }
   const Sources sources = all_sources(b, raw_sources(b, own, mine.begin),
                                       [&](size_t h) { return Builder::scratch(from[h], sends_partials(b, h)); });
-  b.reduce(in(mine), sources.spans, sources.ends,
+  b.reduce(ext(mine), sources.spans, sources.ends,
            b.rank == root ? Builder::output(0, mine.begin) : b.ring(b.rank, mine.begin), false);
   if (shared && b.rank != root) b.post(kReduced);
 
@@ -291,7 +291,7 @@ void plan_reduce(Builder &b) {
     const Range r = piece(g, b.clusters.at[static_cast<size_t>(q)]);
     if (r.empty()) return;
     b.wait(q, kReduced);
-    b.move(in(r), b.ring(q, r.begin), Builder::output(0, r.begin), false, b.stream);
+    b.move(ext(r), b.ring(q, r.begin), Builder::output(0, r.begin), false, b.stream);
   });
   b.post(kConsumed);
 }
@@ -304,7 +304,7 @@ void plan_reduce_scatter(Builder &b) {
   const bool shared = b.count > 1;
   const Skews skew = skews_of(b);
   const uint64_t chunk = b.plan.chunk;
-  const auto in = [&](int block, Range r) { return b.extent(Memory::Input, static_cast<uint32_t>(block), r); };
+  const auto ext = [&](int block, Range r) { return b.extent(Memory::Input, static_cast<uint32_t>(block), r); };
   const auto user = [](int block, uint64_t at) { return Builder::input(static_cast<uint32_t>(block), at); };
   // The slot of rank q has one region for every block but its own.
   const auto region = [&](int q, int block) { return static_cast<uint64_t>(block < q ? block : block - 1) * chunk; };
@@ -333,10 +333,10 @@ void plan_reduce_scatter(Builder &b) {
   b.stage("copy in", skew.copy);
   if (shared) {
     b.each_other_member([&](int q) { b.wait_reuse(q, kReduced); });
-    b.each_other_member([&](int q) { b.move(in(q, all), user(q, 0), b.ring(b.rank, region(b.rank, q)), b.scaled); });
+    b.each_other_member([&](int q) { b.move(ext(q, all), user(q, 0), b.ring(b.rank, region(b.rank, q)), b.scaled); });
     each_outside([&](int d) {
       for (const Range &r : complement(chunk, {mine}))
-        b.move(in(d, r), user(d, r.begin), b.ring(b.rank, region(b.rank, d) + r.begin), b.scaled);
+        b.move(ext(d, r), user(d, r.begin), b.ring(b.rank, region(b.rank, d) + r.begin), b.scaled);
     });
     b.post(kCopied);
   }
@@ -345,35 +345,35 @@ void plan_reduce_scatter(Builder &b) {
   if (shared && b.others > 0) b.each_other_member([&](int q) { b.wait(q, kCopied); });
   each_outside([&](int d) {
     if (mine.empty()) return;
-    if (b.scaled) b.move(in(d, mine), user(d, mine.begin), own(d, mine.begin), true);
+    if (b.scaled) b.move(ext(d, mine), user(d, mine.begin), own(d, mine.begin), true);
     Span from = own(d, mine.begin);
     if (shared) {
       from = Builder::scratch(b.need_scratch(mine.size() * b.ratio), true);
-      b.reduce(in(d, mine), sources_of(d, mine.begin), {}, from, true);
+      b.reduce(ext(d, mine), sources_of(d, mine.begin), {}, from, true);
     }
-    b.send(d, in(d, mine), from);
+    b.send(d, ext(d, mine), from);
   });
 
   b.stage("finish", skew.finish);
   if (shared && b.others == 0) b.each_other_member([&](int q) { b.wait(q, kCopied); });
-  if (b.scaled) b.move(in(b.rank, all), user(b.rank, 0), own(b.rank, 0), true);
+  if (b.scaled) b.move(ext(b.rank, all), user(b.rank, 0), own(b.rank, 0), true);
   std::vector<uint64_t> from(clusters);
   for (size_t i = 1; i < clusters; ++i) {
     const size_t h = (g + i) % clusters;
     from[h] = b.need_scratch(chunk * wide(b, h));
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = reduced_piece(h, j);
-      b.recv(b.at(h, j), in(b.rank, x), Builder::scratch(from[h] + x.begin * wide(b, h), sends_partials(b, h)));
-      if (acknowledged(h)) b.send_token(b.at(h, j), in(b.rank, x), token_out);
+      b.recv(b.at(h, j), ext(b.rank, x), Builder::scratch(from[h] + x.begin * wide(b, h), sends_partials(b, h)));
+      if (acknowledged(h)) b.send_token(b.at(h, j), ext(b.rank, x), token_out);
     }
   }
   const Sources sources =
       all_sources(b, sources_of(b.rank, 0), [&](size_t h) { return Builder::scratch(from[h], sends_partials(b, h)); });
-  b.reduce(in(b.rank, all), sources.spans, sources.ends, Builder::output(0, 0), false);
+  b.reduce(ext(b.rank, all), sources.spans, sources.ends, Builder::output(0, 0), false);
   if (shared) b.post(kReduced);
 
   b.stage("acknowledged", skew.collect);
-  if (acknowledged(g)) each_outside([&](int d) { b.recv_token(d, in(d, mine), token_in); });
+  if (acknowledged(g)) each_outside([&](int d) { b.recv_token(d, ext(d, mine), token_in); });
 }
 
 }  // namespace isthmus::plan

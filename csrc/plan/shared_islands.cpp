@@ -95,7 +95,7 @@ void small_shared_all_reduce(Builder &b) {
   const Range all = b.whole();
   b.need_ring(2 * all.size());
   const auto e = b.extent(Memory::Input, 0, all);
-  const Span in = Builder::input(0, 0), out = Builder::output(0, 0), mine = b.ring(b.rank, 0),
+  const Span input = Builder::input(0, 0), output = Builder::output(0, 0), mine = b.ring(b.rank, 0),
              result = b.ring(b.rank, all.size());
   const auto sum = [&](Span own, Span to) {
     std::vector<Span> sources;
@@ -112,21 +112,21 @@ void small_shared_all_reduce(Builder &b) {
   };
   if (!b.library) {
     b.stage("copy in", 0);
-    b.move(e, in, mine);
+    b.move(e, input, mine);
     b.post(kCopied);
     b.stage("finish", 0);
-    return sum(in, out);
+    return sum(input, output);
   }
   const bool leader = b.position == 0;
   b.device_stage("island", 0);
-  b.call(IslandCall::AllReduce, When::Always, e, in, out);
+  b.call(IslandCall::AllReduce, When::Always, e, input, output);
   if (leader) {
-    b.move(e, out, mine);
+    b.move(e, output, mine);
     b.post(kStaged);
     b.wait(b.rank, kReady);
-    b.move(e, result, out);
+    b.move(e, result, output);
   }
-  b.call(IslandCall::Broadcast, When::Always, e, out, out, 0);
+  b.call(IslandCall::Broadcast, When::Always, e, output, output, 0);
   if (!leader) return;
   b.stage("give", 0);
   b.wait(b.rank, kStaged);
@@ -148,7 +148,7 @@ void plan_shared_broadcast(Builder &b) {
   const bool small = b.request.bytes <= b.request.small_bytes;
   const Memory known = b.rank == root ? Memory::Input : Memory::Output;
   const auto ext = [&](Range r) { return b.extent(known, 0, r); };
-  const Span in = Builder::input(0, 0), out = Builder::output(0, 0);
+  const Span input = Builder::input(0, 0), output = Builder::output(0, 0);
   const auto part_of = [&](int q) -> Range {  // of the root's slot
     const size_t h = b.clusters.of[static_cast<size_t>(q)], j = b.clusters.at[static_cast<size_t>(q)];
     if (q == root || (h == home && b.clusters.library[h])) return {};
@@ -164,25 +164,25 @@ void plan_shared_broadcast(Builder &b) {
   if (!b.library && b.rank == root) {
     b.stage("copy in", 0);
     each_reader([&](int q) { b.wait_reuse(q, kConsumed); });
-    b.move(ext(b.whole()), in, b.ring(b.rank, 0));
+    b.move(ext(b.whole()), input, b.ring(b.rank, 0));
     b.post(kCopied);
-    return b.move(ext(b.whole()), in, out, false, b.stream);
+    return b.move(ext(b.whole()), input, output, false, b.stream);
   }
   if (!b.library) {
     b.stage("copy out", kTurn);
     b.wait(root, kCopied);
-    b.move(ext(b.whole()), b.ring(root, 0), out, false, b.stream);
+    b.move(ext(b.whole()), b.ring(root, 0), output, false, b.stream);
     return b.post(kConsumed);
   }
   if (g == home) {
     b.device_stage("spread", 0);
     if (b.rank == root) {
       b.wait_reuse(b.rank, kReady);
-      b.move(ext(b.whole()), in, b.ring(b.rank, 0));
+      b.move(ext(b.whole()), input, b.ring(b.rank, 0));
       b.post(kStaged);
-      b.move(ext(b.whole()), in, out);
+      b.move(ext(b.whole()), input, output);
     }
-    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), out, out,
+    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), output, output,
            static_cast<int>(b.clusters.at[static_cast<size_t>(root)]));
     if (b.rank != root) return;
     b.stage("give", 0);
@@ -204,9 +204,9 @@ void plan_shared_broadcast(Builder &b) {
     if (b.reuses()) b.post(kTaken);
   }
   if (small) {
-    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), out, out, 0);
+    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), output, output, 0);
   } else {
-    b.call(IslandCall::AllGather, When::FullChunk, ext({0, mine.size()}), Builder::output(0, mine.begin), out);
+    b.call(IslandCall::AllGather, When::FullChunk, ext({0, mine.size()}), Builder::output(0, mine.begin), output);
     for (size_t j = 0; j < b.count; ++j) {
       const Range r = piece_at(b, g, j);
       b.call(IslandCall::Broadcast, When::PartChunk, ext(r), Builder::output(0, r.begin), Builder::output(0, r.begin),
@@ -241,8 +241,8 @@ void plan_shared_all_gather(Builder &b) {
   const Range all = b.whole();
   const auto mine = b.extent(Memory::Input, 0, all);
   const auto block = [&](int r) { return b.extent(Memory::Output, static_cast<uint32_t>(r), all); };
-  const auto out = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
-  const Span in = Builder::input(0, 0), own = b.ring(b.rank, 0);
+  const auto output = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
+  const Span input = Builder::input(0, 0), own = b.ring(b.rank, 0);
   const auto each_reader = [&](auto f) {
     for (size_t i = 0; i < clusters; ++i) {
       const size_t h = (g + i) % clusters;
@@ -258,33 +258,34 @@ void plan_shared_all_gather(Builder &b) {
   if (!b.library) {
     b.stage("copy in", 0);
     each_reader([&](int q) { b.wait_reuse(q, kConsumed); });
-    b.move(mine, in, own);
+    b.move(mine, input, own);
     b.post(kCopied);
-    b.move(mine, in, out(b.rank), false, b.stream);
+    b.move(mine, input, output(b.rank), false, b.stream);
     b.stage("copy out", kTurn);
     for (int i = 1; i < b.world; ++i) {
       const int q = (b.rank + i) % b.world;
       b.wait(q, kCopied);
-      b.move(block(q), b.ring(q, 0), out(q), false, b.stream);
+      b.move(block(q), b.ring(q, 0), output(q), false, b.stream);
     }
     return b.post(kConsumed);
   }
 
   const std::vector<int> outside = b.outside();
   const auto spread = [&](int r, size_t from) {
-    b.call(IslandCall::Broadcast, When::Always, block(r), out(r), out(r), static_cast<int>(from));
+    b.call(IslandCall::Broadcast, When::Always, block(r), output(r), output(r), static_cast<int>(from));
   };
   Takes takes(b);
-  for (size_t i = b.position; i < outside.size(); i += b.count) takes.add(outside[i], block(outside[i]), 0, out(outside[i]));
+  for (size_t i = b.position; i < outside.size(); i += b.count)
+    takes.add(outside[i], block(outside[i]), 0, output(outside[i]));
   const uint32_t ahead = std::min(kAhead, b.plan.chunks);
   b.device_stage("copy out", ahead);
   if (takes.any()) b.wait(b.rank, kReady);
   takes.copy();
   for (size_t i = 0; i < outside.size(); ++i) spread(outside[i], i % b.count);
   b.device_stage("copy in", 0);
-  b.move(mine, in, own);
+  b.move(mine, input, own);
   b.post(kStaged);
-  b.move(mine, in, out(b.rank));
+  b.move(mine, input, output(b.rank));
   for (size_t j = 0; j < b.count; ++j) spread(b.members[j], j);
 
   b.stage("give", 0);
@@ -305,8 +306,8 @@ void plan_shared_all_gather(Builder &b) {
 void plan_shared_all_reduce(Builder &b) {
   if (b.request.bytes <= b.request.small_bytes) return small_shared_all_reduce(b);
   b.choose_island_chunk();
-  const auto in = [&](Range r) { return b.extent(Memory::Input, 0, r); };
-  const auto out = [](Range r) { return Builder::output(0, r.begin); };
+  const auto ext = [&](Range r) { return b.extent(Memory::Input, 0, r); };
+  const auto output = [](Range r) { return Builder::output(0, r.begin); };
   const auto reduced_by = [&](int q) { return piece_of(b.whole(), static_cast<size_t>(b.world), static_cast<size_t>(q)); };
   // Where the result lies in the slot of q: in the place of its own contribution where nobody else reads that, else behind it.
   const auto result_at = [&](int q) { return served(b, q) ? given_by(b, q).size() : reduced_by(q).begin; };
@@ -321,21 +322,21 @@ void plan_shared_all_reduce(Builder &b) {
     b.stage("copy in", 0);
     each_other([&](int q) { b.wait_reuse(q, kConsumed); });
     for (const Range &r : complement(b.plan.chunk, {done}))
-      b.move(in(r), Builder::input(0, r.begin), b.ring(b.rank, r.begin));
+      b.move(ext(r), Builder::input(0, r.begin), b.ring(b.rank, r.begin));
     b.post(kCopied);
     b.stage("finish", kTurn);
-    each_other([&](int q) { b.wait(q, kCopied, in(intersect(given_by(b, q), done))); });
+    each_other([&](int q) { b.wait(q, kCopied, ext(intersect(given_by(b, q), done))); });
     each_reduction(
         b, done, [](Range r) { return Builder::input(0, r.begin); },
         [&](Range r, const auto &sources, const auto &ends) {
-          const Span to = out(r);
-          b.reduce(in(r), sources, ends, slot(r), false, &to, b.stream);
+          const Span to = output(r);
+          b.reduce(ext(r), sources, ends, slot(r), false, &to, b.stream);
         });
     b.post(kReduced);
     b.stage("copy out", kTurn + 1);
     each_other([&](int q) {
       b.wait(q, kReduced);
-      b.move(in(reduced_by(q)), b.ring(q, result_at(q)), out(reduced_by(q)), false, b.stream);
+      b.move(ext(reduced_by(q)), b.ring(q, result_at(q)), output(reduced_by(q)), false, b.stream);
     });
     return b.post(kConsumed);
   }
@@ -348,31 +349,32 @@ void plan_shared_all_reduce(Builder &b) {
   Takes takes(b);
   each_other([&](int q) {
     const Range x = intersect(reduced_by(q), mine);
-    takes.add(q, in(x), result_at(q) + (x.begin - reduced_by(q).begin), out(x));
+    takes.add(q, ext(x), result_at(q) + (x.begin - reduced_by(q).begin), output(x));
   });
   b.device_stage("copy out", ahead);
   b.wait(b.rank, kReady);
   const Range own = intersect(done, mine);
-  b.move(in(own), slot(own), out(own));
+  b.move(ext(own), slot(own), output(own));
   takes.copy();
-  b.call(IslandCall::AllGather, When::FullChunk, in(first), out(mine), Builder::output(0, 0));
-  each_piece([&](Range r, int j) { b.call(IslandCall::Broadcast, When::PartChunk, in(r), out(r), out(r), j); });
+  b.call(IslandCall::AllGather, When::FullChunk, ext(first), output(mine), Builder::output(0, 0));
+  each_piece([&](Range r, int j) { b.call(IslandCall::Broadcast, When::PartChunk, ext(r), output(r), output(r), j); });
   b.device_stage("island", 0);
-  b.call(IslandCall::ReduceScatter, When::FullChunk, in(first), Builder::input(0, 0), out(mine));
-  each_piece(
-      [&](Range r, int j) { b.call(IslandCall::Reduce, When::PartChunk, in(r), Builder::input(0, r.begin), out(r), j); });
+  b.call(IslandCall::ReduceScatter, When::FullChunk, ext(first), Builder::input(0, 0), output(mine));
+  each_piece([&](Range r, int j) {
+    b.call(IslandCall::Reduce, When::PartChunk, ext(r), Builder::input(0, r.begin), output(r), j);
+  });
   b.device_stage("copy in", 0, true);
-  b.move(in(mine), out(mine), b.ring(b.rank, 0));
+  b.move(ext(mine), output(mine), b.ring(b.rank, 0));
   b.post(kStaged);
 
   b.stage("give", 0);
   b.wait(b.rank, kStaged);
   b.post(kCopied);
   b.stage("finish", kTurn);
-  each_other([&](int q) { b.wait(q, kCopied, in(intersect(given_by(b, q), done))); });
+  each_other([&](int q) { b.wait(q, kCopied, ext(intersect(given_by(b, q), done))); });
   each_reduction(
       b, done, [&](Range r) { return b.ring(b.rank, r.begin - mine.begin); },
-      [&](Range r, const auto &sources, const auto &ends) { b.reduce(in(r), sources, ends, slot(r), false); });
+      [&](Range r, const auto &sources, const auto &ends) { b.reduce(ext(r), sources, ends, slot(r), false); });
   b.post(kReduced);
   b.stage("collect", kTurn + 1);
   takes.arrive(kReduced);

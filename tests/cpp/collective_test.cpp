@@ -60,16 +60,16 @@ TEST(Collective, RowsAgreeWithThemselves) {
     SCOPED_TRACE(collective_name(c));
     const CollectiveTraits &row = traits(c);
     EXPECT_EQ(row.has_root, row.reads == Who::Root || row.writes == Who::Root);
-    EXPECT_EQ(row.in == Blocks::None, row.reads == Who::Nobody);
-    EXPECT_EQ(row.out == Blocks::None, row.writes == Who::Nobody);
+    EXPECT_EQ(row.input == Blocks::None, row.reads == Who::Nobody);
+    EXPECT_EQ(row.output == Blocks::None, row.writes == Who::Nobody);
     EXPECT_EQ(row.varying, std::string_view(row.name).ends_with("_v"));
     EXPECT_EQ(row.reduces, std::string_view(row.name).find("reduce") != std::string_view::npos);
     if (row.varying) {  // as the collective of equal counts, but for the counts
       Collective equal;
       ASSERT_TRUE(collective_from_name(std::string_view(row.name).substr(0, std::string_view(row.name).size() - 2), equal));
       const CollectiveTraits &other = traits(equal);
-      EXPECT_TRUE(row.has_root == other.has_root && row.reduces == other.reduces && row.in == other.in &&
-                  row.out == other.out && row.reads == other.reads && row.writes == other.writes);
+      EXPECT_TRUE(row.has_root == other.has_root && row.reduces == other.reduces && row.input == other.input &&
+                  row.output == other.output && row.reads == other.reads && row.writes == other.writes);
     }
   }
 }
@@ -90,8 +90,8 @@ TEST_P(OfPlans, TouchWhatTheTableSays) {
           SCOPED_TRACE(std::string(collective_name(c)) + " of " + std::to_string(bytes) + ", root " + std::to_string(root) +
                        ", rank " + std::to_string(rank));
           const Touched touched = touched_by(*plan::plan_collective(t, rank, r));
-          expect_blocks(touched.read, reads_input(c, rank, r.root), traits(c).in, t.size());
-          expect_blocks(touched.written, writes_output(c, rank, r.root), traits(c).out, t.size());
+          expect_blocks(touched.read, reads_input(c, rank, r.root), traits(c).input, t.size());
+          expect_blocks(touched.written, writes_output(c, rank, r.root), traits(c).output, t.size());
         }
   }
 }

@@ -217,8 +217,8 @@ std::vector<std::string> planned(const FleetRank &r, isthmus_work_t work) {
   };
   // A copy from the user's memory to itself is none.
   const auto place = [&](const plan::Span &s, uint32_t c) -> const std::byte * {
-    const std::byte *base = s.memory == plan::Memory::Input    ? op.call.in
-                            : s.memory == plan::Memory::Output ? op.call.out
+    const std::byte *base = s.memory == plan::Memory::Input    ? op.call.input
+                            : s.memory == plan::Memory::Output ? op.call.output
                                                                : nullptr;
     return base ? base + plan::span_offset(p, s, c, op.operands()) : nullptr;
   };

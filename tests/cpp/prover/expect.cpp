@@ -55,47 +55,47 @@ Blocks blocks_of(const topology::Topology &t, const Operation &op, int rank) {
   };
   const uint64_t mine = block_bytes(op, rank, rank);
   switch (op.request.collective) {
-    case Collective::AllReduce: b.in_bytes = b.out_bytes = {mine}; break;
+    case Collective::AllReduce: b.input_bytes = b.output_bytes = {mine}; break;
     case Collective::Reduce:
-      b.in_bytes = {mine};
-      if (is_root) b.out_bytes = {mine};
+      b.input_bytes = {mine};
+      if (is_root) b.output_bytes = {mine};
       break;
     case Collective::Broadcast:
-      b.out_bytes = {mine};
-      if (is_root) b.in_bytes = {mine};
+      b.output_bytes = {mine};
+      if (is_root) b.input_bytes = {mine};
       break;
     case Collective::AllGather:
     case Collective::AllGatherV:
-      b.in_bytes = {mine};
-      b.out_bytes = row(false);
+      b.input_bytes = {mine};
+      b.output_bytes = row(false);
       break;
     case Collective::ReduceScatter:
     case Collective::ReduceScatterV:
-      b.in_bytes = row(true);
-      b.out_bytes = {mine};
+      b.input_bytes = row(true);
+      b.output_bytes = {mine};
       break;
     case Collective::AllToAll:
     case Collective::AllToAllV:
-      b.in_bytes = row(true);
-      b.out_bytes = row(false);
+      b.input_bytes = row(true);
+      b.output_bytes = row(false);
       break;
     case Collective::Gather:
     case Collective::GatherV:
-      b.in_bytes = {mine};
-      if (is_root) b.out_bytes = row(false);
+      b.input_bytes = {mine};
+      if (is_root) b.output_bytes = row(false);
       break;
     case Collective::Scatter:
     case Collective::ScatterV:
-      b.out_bytes = {mine};
-      if (is_root) b.in_bytes = row(true);
+      b.output_bytes = {mine};
+      if (is_root) b.input_bytes = row(true);
       break;
     case Collective::Barrier:
     case Collective::Send:
     case Collective::Recv: break;
   }
   const uint64_t gap = varies(op.request.collective) ? 3 * dtype_size(op.request.dtype) : 0;
-  place(b.in_bytes, gap, b.in_displ);
-  place(b.out_bytes, gap, b.out_displ);
+  place(b.input_bytes, gap, b.input_displ);
+  place(b.output_bytes, gap, b.output_displ);
   return b;
 }
 

@@ -14,8 +14,8 @@ bool overflows(const plan::Request &r, size_t groups);
 
 // Sizes and places of the blocks of one rank's buffers, as plan.hpp lists them. v-blocks get gaps between them.
 struct Blocks {
-  std::vector<uint64_t> in_displ, in_bytes, out_displ, out_bytes;
-  plan::Operands operands() const { return {in_displ, in_bytes, out_displ, out_bytes}; }
+  std::vector<uint64_t> input_displ, input_bytes, output_displ, output_bytes;
+  plan::Operands operands() const { return {input_displ, input_bytes, output_displ, output_bytes}; }
 };
 Blocks blocks_of(const topology::Topology &t, const Operation &op, int rank);
 

@@ -277,16 +277,16 @@ class Run {
     const auto c = op.request.collective;
     if (op.in_place && (c == plan::Collective::AllGather || c == plan::Collective::AllGatherV)) {
       s.alias_input = true;
-      s.alias_offset = b.out_displ[static_cast<size_t>(a.rank)];
+      s.alias_offset = b.output_displ[static_cast<size_t>(a.rank)];
     } else if (op.in_place) {
       s.alias_output = true;
       if (c == plan::Collective::ReduceScatter || c == plan::Collective::ReduceScatterV)
-        s.alias_offset = b.in_displ[static_cast<size_t>(a.rank)];
+        s.alias_offset = b.input_displ[static_cast<size_t>(a.rank)];
     }
     const int leaf = symbols_.leaf(static_cast<int>(o), a.rank);
-    for (size_t i = 0; i < b.in_bytes.size(); ++i) {
-      const Place p = user_place(s, Memory::Input, b.in_displ[i]);
-      p.memory->fill(p.at, b.in_bytes[i], {leaf, static_cast<uint32_t>(i), 0, 1, false}, {});
+    for (size_t i = 0; i < b.input_bytes.size(); ++i) {
+      const Place p = user_place(s, Memory::Input, b.input_displ[i]);
+      p.memory->fill(p.at, b.input_bytes[i], {leaf, static_cast<uint32_t>(i), 0, 1, false}, {});
     }
   }
 
@@ -328,11 +328,11 @@ class Run {
   void check_result(const Agent &a, RankState &s) {
     const Operation &op = operations_[a.operation];
     const Blocks &b = s.blocks[a.operation];
-    for (uint32_t i = 0; i < b.out_bytes.size(); ++i) {
+    for (uint32_t i = 0; i < b.output_bytes.size(); ++i) {
       const Expected e = expected_of(planned_[a.operation], op, static_cast<int>(a.operation), a.rank, i, symbols_);
-      if (e.bytes != b.out_bytes[i]) object("{}: the definition gives block {} another size", where(a), i);
+      if (e.bytes != b.output_bytes[i]) object("{}: the definition gives block {} another size", where(a), i);
       if (e.bytes == 0) continue;
-      const Place p = user_place(s, Memory::Output, b.out_displ[i]);
+      const Place p = user_place(s, Memory::Output, b.output_displ[i]);
       uint64_t at = 0;
       for (const Piece &piece : p.memory->peek(p.at, e.bytes)) {
         const Content want = advanced(e.content, at), &got = piece.content;
@@ -409,7 +409,7 @@ class Run {
       return {own.scratch.get(), at};
     }
     const bool input = s.memory == Memory::Input;
-    const auto sizes = input ? o.in_bytes : o.out_bytes;
+    const auto sizes = input ? o.input_bytes : o.output_bytes;
     if (writes && input) object("{}: writes to the input", where(a));
     if (s.block >= sizes.size() || s.base + s.stride * c + bytes > sizes[s.block])
       object("{}: outside of block {} of the {}", where(a), s.block, input ? "input" : "output");
@@ -507,7 +507,7 @@ class Run {
     }
     if (s.memory != Memory::Input && s.memory != Memory::Output) object("{}: a call on memory of the host", where(a));
     const bool input = s.memory == Memory::Input;
-    const auto sizes = input ? o.in_bytes : o.out_bytes, displ = input ? o.in_displ : o.out_displ;
+    const auto sizes = input ? o.input_bytes : o.output_bytes, displ = input ? o.input_displ : o.output_displ;
     const uint64_t at = span_offset(p, s, c, o);
     uint64_t end = at;  // of the blocks that lie back to back from there on
     for (bool more = true; more && end < at + bytes;) {
@@ -547,8 +547,8 @@ class Run {
     Meeting &m = meetings_[(a.operation * world_ + g) << 32 | a.calls];
     if (s.call == IslandCall::AllToAllV) return exchange(a, p, s, c, o, m, t.islands[g].ranks, me);
     const bool exchanges = s.call == IslandCall::AllToAll;
-    const uint64_t in_bytes = bytes * (s.call == IslandCall::ReduceScatter || exchanges ? size : 1);
-    const uint64_t out_bytes = bytes * (s.call == IslandCall::AllGather || exchanges ? size : 1);
+    const uint64_t input_bytes = bytes * (s.call == IslandCall::ReduceScatter || exchanges ? size : 1);
+    const uint64_t output_bytes = bytes * (s.call == IslandCall::AllGather || exchanges ? size : 1);
     const bool reads = s.call != IslandCall::Broadcast || me == s.peer,
                writes = s.call != IslandCall::Reduce || me == s.peer;
     if (!m.arrived.contains(me)) {
@@ -564,17 +564,18 @@ class Run {
                bytes, s.peer, island_call_name(m.call), m.bytes, m.root);
       const plan::Span &source = p.sources[s.source];
       if (reads && writes) {
-        const Place from = buffer(a, p, source, c, in_bytes, o, false), to = buffer(a, p, s.dst, c, out_bytes, o, true);
+        const Place from = buffer(a, p, source, c, input_bytes, o, false),
+                    to = buffer(a, p, s.dst, c, output_bytes, o, true);
         const uint64_t own = static_cast<uint64_t>(me) * bytes;
         const bool in_place = s.call == IslandCall::ReduceScatter ? from.at + own == to.at
                               : s.call == IslandCall::AllGather   ? to.at + own == from.at
                               : exchanges                         ? false
                                                                   : from.at == to.at;
-        if (from.memory == to.memory && from.at < to.at + out_bytes && to.at < from.at + in_bytes && !in_place)
+        if (from.memory == to.memory && from.at < to.at + output_bytes && to.at < from.at + input_bytes && !in_place)
           object("{}: source and destination of a call overlap", where(a));
       }
       Meeting::Arrival arrival;
-      if (reads) arrival.pieces = read(a, buffer(a, p, source, c, in_bytes, o, false), in_bytes);
+      if (reads) arrival.pieces = read(a, buffer(a, p, source, c, input_bytes, o, false), input_bytes);
       arrival.snapshot = a.clock.release();
       m.arrived.emplace(me, std::move(arrival));
     }
@@ -596,7 +597,7 @@ class Run {
         for (size_t j = 0; j < size; ++j)
           slice(m.arrived.at(static_cast<int>(j)).pieces, static_cast<uint64_t>(me) * bytes, bytes, out);
       else out = island_sum(a, m, s.call == IslandCall::ReduceScatter ? static_cast<uint64_t>(me) * bytes : 0, bytes);
-      write(a, buffer(a, p, s.dst, c, out_bytes, o, true), out);
+      write(a, buffer(a, p, s.dst, c, output_bytes, o, true), out);
     }
     ++a.calls;
     return true;
@@ -631,7 +632,7 @@ class Run {
              !a.clock.knows(own.compared[a.operation].when)))
           object("{}: sizes are given to the library that were not compared with those of rank {}", where(a), q);
         const auto block = static_cast<uint32_t>(q);
-        const uint64_t bytes = o.in_bytes[block];
+        const uint64_t bytes = o.input_bytes[block];
         plan::Span from = source;
         if (source.memory == Memory::Input) from.block = block;
         else from.base = at;
@@ -650,13 +651,14 @@ class Run {
              false;
     for (size_t j = 0; j < group.size(); ++j) {
       const auto block = static_cast<uint32_t>(group[j]);
-      const uint64_t bytes = o.out_bytes[block];
+      const uint64_t bytes = o.output_bytes[block];
       const Meeting::Arrival &arrival = m.arrived.at(static_cast<int>(j));
       a.clock.join(arrival.snapshot);
       const plan::Operands theirs = ranks_[block].blocks[a.operation].operands();
       uint64_t before = 0;
-      for (int i = 0; i < me; ++i) before += theirs.in_bytes[static_cast<size_t>(group[static_cast<size_t>(i)])];
-      if (theirs.in_bytes[static_cast<size_t>(a.rank)] != bytes) object("{}: rank {} gives another size", where(a), block);
+      for (int i = 0; i < me; ++i) before += theirs.input_bytes[static_cast<size_t>(group[static_cast<size_t>(i)])];
+      if (theirs.input_bytes[static_cast<size_t>(a.rank)] != bytes)
+        object("{}: rank {} gives another size", where(a), block);
       if (bytes == 0) continue;
       std::vector<Piece> out;
       slice(arrival.pieces, before, bytes, out);
