@@ -250,8 +250,7 @@ void plan_island_reduce(Builder &b) {
   // Of a small message one rank of each cluster has all of it: the root, and the first ones.
   const auto leader = [&](size_t h) { return h == home ? b.clusters.at[static_cast<size_t>(root)] : 0; };
   const auto part = [&](size_t h, size_t j) -> Range {
-    if (!small) return piece_at(b, h, j);
-    return j == leader(h) ? b.whole() : Range{};
+    return !small ? piece_at(b, h, j) : j == leader(h) ? b.whole() : Range{};
   };
   const auto ext = [&](Range r) { return b.extent(Memory::Input, 0, r); };
   const Range mine = part(g, b.position);
