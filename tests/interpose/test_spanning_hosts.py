@@ -51,7 +51,8 @@ def test_ranks_meet_over_the_data_network_though_the_default_route_leads_nowhere
 
 @pytest.mark.parametrize("vendors", ["na", "hn"])
 @pytest.mark.parametrize(
-    ("value", "gloo"), [("cable", ""), ("=cable0,cable1", ""), ("^nowhere", ""), ("^=nowhere0,nowhere1", ""), ("", "cable0,cable1")]
+    ("value", "gloo"),
+    [("cable", ""), ("=cable0,cable1", ""), ("^nowhere", ""), ("^=nowhere0,nowhere1", ""), ("", "cable0,cable1")],
 )
 def test_isthmus_listens_at_the_interfaces_that_the_programs_library_was_told(
     vendors: str, value: str, gloo: str, hosts: Hosts, scripted: dict[str, Path]

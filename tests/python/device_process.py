@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import sys
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cloudpickle
 import torch
@@ -52,8 +54,10 @@ class DeviceProcess:
             listener.bind(address)
             listener.listen()
             listener.settimeout(0.1)
-            with forked(("torch_preloaded",)):
-                self._job = rehearse.start([sys.executable, str(RUNNER), self._folder.name], f"{vendor}:1", switches=given)
+            with forked(("torch_preloaded",)), mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
+                command = [sys.executable, str(RUNNER), self._folder.name]
+                # In which order torch adds hangs on its number of threads, and a thread of the device may have another one.
+                self._job = rehearse.start(command, f"{vendor}:1", switches=given)
             while True:
                 try:
                     self._calls = Connection(listener.accept()[0].detach())

@@ -9,7 +9,7 @@
 namespace isthmus::bridge {
 namespace {
 
-struct Pattern {
+struct InterfacePattern {
   bool excludes = false, whole = false;
   std::vector<std::string_view> words;
 
@@ -30,8 +30,8 @@ std::vector<std::string_view> split(std::string_view list) {
   return words;
 }
 
-Pattern vendors_pattern(std::string_view text) {
-  Pattern pattern;
+InterfacePattern vendors_pattern(std::string_view text) {
+  InterfacePattern pattern;
   const auto take = [&](char sign) {
     const bool there = !text.empty() && text.front() == sign;
     if (there) text.remove_prefix(1);
@@ -57,7 +57,7 @@ ChosenInterfaces chosen_interfaces(const std::string &family, const Environment 
   const char *const decides = given(vendors) ? vendors : given(gloos) ? gloos : nullptr;
   if (!decides) return {};
   const std::string_view text = given(decides);
-  const Pattern pattern = decides == vendors ? vendors_pattern(text) : Pattern{false, true, split(text)};
+  const InterfacePattern pattern = decides == vendors ? vendors_pattern(text) : InterfacePattern{false, true, split(text)};
   ChosenInterfaces chosen{std::string(decides) + "=" + std::string(text), {}};
   std::copy_if(present.begin(), present.end(), std::back_inserter(chosen.names),
                [&](const std::string &name) { return pattern.means(name) && (!pattern.excludes || name != "lo"); });
