@@ -60,7 +60,7 @@ def standard() -> Path:
 
 def compile_only(source: Path, *includes: Path, defines: tuple[str, ...] = ()) -> str:
     """What the compiler has against `source`; empty if nothing."""
-    places = [f"-I{path}" for path in includes]
+    places = [*(f"-I{path}" for path in includes), "-idirafter", str(ROOT / "csrc")]  # base/lock.hpp is there
     begin = ["-fsyntax-only", "-include", str(standard())]
     command = [*GXX, *begin, *places, "-isystem", str(HEADERS), *defines, str(source)]
     ended = subprocess.run(command, text=True, capture_output=True, timeout=240)
