@@ -103,23 +103,31 @@ bool compare_groups(void *real, void *door) {
   });
 }
 
-// Of an init that does not block. Null: it failed, or the census did not end.
+// A copy of the handle that an init gave before it was done. Null: the init failed, or the census did not end.
 void *make_alias(void *door) {
   auto *make_id = find<GetUniqueId>(door, "ncclGetUniqueId");
   auto *init = find<InitRankConfig>(door, "ncclCommInitRankConfig");
   auto *ask = find<GetAsyncError>(door, "ncclCommGetAsyncError");
-  UniqueId id{};
-  void *comm = nullptr;
-  Config config{sizeof(Config), 0xcafebeef, 21400, 0, INT_MIN};
-  if (!make_id || !init || !ask || make_id(&id) != kSuccess) return nullptr;
-  if (init(&comm, 1, id, 0, &config) != kInProgress) return nullptr;
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  int state = kInProgress;
-  while (state == kInProgress && std::chrono::steady_clock::now() < until) {
-    if (ask(comm, &state) != kSuccess) return nullptr;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (!make_id || !init || !ask) return nullptr;
+  using Clock = std::chrono::steady_clock;
+  const auto until = [](auto time, const auto &holds) {
+    for (const auto end = Clock::now() + time; !holds() && Clock::now() < end;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return holds();
+  };
+  for (int tries = 0; tries < 20; ++tries) {
+    UniqueId id{};
+    void *volatile comm = nullptr;
+    Config config{sizeof(Config), 0xcafebeef, 21400, 0, INT_MIN};
+    if (make_id(&id) != kSuccess || init(const_cast<void **>(&comm), 1, id, 0, &config) != kInProgress) return nullptr;
+    void *const copy = comm;  // the variable gets the library's own handle when the init is done
+    int state = kInProgress;
+    const auto done = [&] { return ask(copy, &state) != kSuccess || state != kInProgress; };
+    if (!until(std::chrono::seconds(30), done) || state != kSuccess) return nullptr;
+    if (until(std::chrono::seconds(1), [&] { return comm != copy; }))
+      return copy;  // else it was done before the copy was taken
   }
-  return state == kSuccess ? comm : nullptr;
+  return nullptr;
 }
 
 }  // namespace

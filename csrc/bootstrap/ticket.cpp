@@ -103,8 +103,12 @@ void create_ticket(const Settings &settings, std::span<std::byte, kTicketBytes> 
   std::vector<net::Address> addresses;
   for (const UniqueFd &fd : listeners) addresses.push_back(net::local_address(fd.get()));
   const Bytes16 key = net::random16();
+  const std::vector<std::string> packed = pack(key, addresses, ticket);
   std::string where;
-  for (const std::string &a : pack(key, addresses, ticket)) where += (where.empty() ? "" : ", ") + a;
+  for (const std::string &a : packed) where += (where.empty() ? "" : ", ") + a;
+  std::erase_if(listeners, [&](const UniqueFd &fd) {  // for which the ticket has no room
+    return std::find(packed.begin(), packed.end(), net::local_address(fd.get()).text()) == packed.end();
+  });
   if (served.fetch_add(1, std::memory_order_relaxed) >= kMostServed) {
     served.fetch_sub(1, std::memory_order_relaxed);
     fail(Code::Resource, "{} tickets were made and not used up; make one for each meeting, and use it", kMostServed);

@@ -38,11 +38,21 @@ _ELSEWHERE = (
     "singularity",
     "ssh",
     "pdsh",
+    "clush",
+    "dsh",
+    "pssh",
+    "parallel-ssh",
     "sudo",
     "su",
     "doas",
     "chroot",
 )
+# Launchers that start the program on other hosts too, and take only some variables there. What to write instead.
+_FROM_INSIDE = {
+    "deepspeed": "deepspeed --no_python ... isthmus run -- python PROGRAM",
+    "accelerate": "accelerate launch --no_python ... isthmus run -- python PROGRAM",
+    "ray": "`import isthmus.interpose` as the first line of the task or actor, or of the runtime environment's setup hook",
+}
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _ASK_PYTHON = "import json, sys; print(json.dumps([sys.executable, [p for p in sys.path if p]]))"
@@ -162,6 +172,11 @@ def _innermost(words: list[str], variables: dict[str, str]) -> tuple[list[str], 
             raise ArgumentError(
                 f"{name} starts the program where these variables do not count; put it the other way round: "
                 f"{name} ... isthmus run --interpose -- PROGRAM"
+            )
+        if name in _FROM_INSIDE:
+            raise ArgumentError(
+                f"{name} starts processes, on other hosts too, without these variables; lead each of them to the door: "
+                f"{_FROM_INSIDE[name]}"
             )
         if name in _LAUNCHERS:
             return words, variables, name

@@ -14,6 +14,9 @@
  *   early RANK RANKS                                       the same; the program copies the handle when the call returns, and uses its variable
  *                                                          for something else. Prints if that is written to later
   *   early_part COLOR KEY                                       the same for a split
+ *   resolved                                               waits until the variable has another handle than the one remembered, and prints
+ *   gone RANK RANKS                                        as early; the memory of the variable is unmapped when the call returns
+ *   wrong TIMES                                            broadcasts from so many ranks that there are not; prints the last error's text
  *   keep, changed                                          remembers the handle, and prints if the variable has another one now
  *   recall                                                 uses the handle that it remembers
  *   comm N                                                 what follows is of that one
@@ -65,6 +68,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -239,6 +243,31 @@ static void init_early(int as, int of) {
   told("early", ncclCommInitRank(variable, of, id, as));
   comms[now] = *variable;
   *variable = &something_else;
+}
+
+static void init_gone(int as, int of) {
+  comm_handle *variable = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  unique_id id;
+  read_id(&id);
+  now = made++;
+  if (variable == MAP_FAILED) die("mmap", line_number);
+  told("gone", ncclCommInitRank(variable, of, id, as));
+  comms[now] = *variable;
+  if (munmap(variable, 4096)) die("munmap", line_number);
+}
+
+static void resolved(void) {
+  const double until = seconds() + patient(20);
+  volatile comm_handle *variable = (volatile comm_handle *)&comms[now];
+  while (*variable == kept && seconds() < until) usleep(1000);
+  printf("it %s\n", *variable == kept ? "is the same" : "has changed");
+}
+
+static void wrong(int times) {
+  int i;
+  for (i = 0; i < times; ++i)
+    if (ncclBroadcast(spare, spare, 1, 7, 1000 + i, comms[now], streams[0]) == 0) die("a broadcast from nobody", i);
+  printf("%s\n", ncclGetLastError(NULL));
 }
 
 /* What only newer libraries have, or one vendor's. */
@@ -526,6 +555,9 @@ static void obey(char *line) {
   else if (!strcmp(call, "join")) init(a, b, given > 3 ? c : -1);
   else if (!strcmp(call, "keep")) kept = comms[now];
   else if (!strcmp(call, "recall")) comms[now] = kept;
+  else if (!strcmp(call, "resolved")) resolved();
+  else if (!strcmp(call, "gone")) init_gone(a, b);
+  else if (!strcmp(call, "wrong")) wrong(a);
   else if (!strcmp(call, "changed")) printf("it %s\n", comms[now] == kept ? "is the same" : "has changed");
   else if (!strcmp(call, "early_part")) {
     const int parent = now;

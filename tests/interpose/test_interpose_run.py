@@ -405,8 +405,25 @@ def test_it_stands_before_the_innermost_command(door: Door, clients: dict[str, P
         assert variables("--", *before, clients[door.library], "show", **given) == {"LD_PRELOAD": str(path_of(door))}
     folder = f"LD_LIBRARY_PATH={door.simulated}"
     assert variables("--", "env", folder, clients[door.library], "show") == {"LD_PRELOAD": str(path_of(door))}
-    for name in ("docker", "ssh", "sudo"):
+    for name in ("docker", "ssh", "sudo", "clush", "parallel-ssh"):
         assert f"{name} ... isthmus run --interpose -- PROGRAM" in refusal("--", name, "run", clients[door.library])
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (("deepspeed", "--hostfile", "hosts", "train.py"), "deepspeed --no_python ... isthmus run -- python PROGRAM"),
+        (("accelerate", "launch", "train.py"), "accelerate launch --no_python ... isthmus run -- python PROGRAM"),
+        (("ray", "start", "--head"), "`import isthmus.interpose` as the first line of the task or actor"),
+    ],
+)
+def test_a_launcher_that_reaches_other_hosts_is_refused_and_what_to_write_instead_is_said(
+    words: tuple[str, ...], instead: str
+) -> None:
+    said = refusal("--", *words)
+    assert said.startswith(f"{words[0]} starts processes, on other hosts too, without these variables"), said
+    assert instead in said, said
+
 
 
 def test_before_a_launcher_it_says_where_it_is_better(door: Door, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ void Face::listen_where_told() const {
 Result Face::lacks(const char *name) {
   return refused(rules.missing, name, std::string("the library at ") + door().path + " has no such function");
 }
-Result Face::failed(const char *call, const Outcome &o) { return o.ok() ? kOk : refused(number_of(o.code), call, o.text); }
+Result Face::failed(const char *call, const Outcome &o) { return o.ok() ? kOk : refused(number_of(o), call, o.text); }
 Result Face::refused(Result code, const char *call, const std::string &text) {
   tell(std::string(call) + ": " + text);
   return code;

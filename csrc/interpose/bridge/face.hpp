@@ -72,6 +72,7 @@ class Face {
   Result refused(Result code, const char *call, const std::string &text);
   Result thrown(const std::exception &e) noexcept;  // the standard library threw: no memory, no thread. Notes it, too
   void say(Level level, const std::string &text) const { door().say(static_cast<int>(level), text.c_str()); }
+  Result number_of(const Outcome &o) const noexcept { return o.vendors ? Result(o.vendors) : number_of(o.code); }
   bool failure(Result r) const noexcept { return r != kOk && r != rules.in_progress; }
   // The first failure of the two. Work in progress counts less than any failure.
   Result worse(Result first, Result next) const noexcept {
@@ -90,7 +91,8 @@ class Face {
   virtual void tell_thrown(const char *what) noexcept = 0;
   virtual Outcome prepare(const Comm &comm, BridgedCall &operation) = 0;  // what an operation needs before it can begin
   virtual void spoil_group() {}  // makes the real library's open group fail when it ends, where the vendor's groups can fail
-  // The text of the newest failure of any thread, and the way to make a text the newest again. Only where has_last_error.
+  // The text of this thread's newest failure, and the way to make a text the newest again: of this thread, and of all in the
+  // eyes of the program. Only where has_last_error.
   virtual const char *last_told() const noexcept { return nullptr; }
   virtual void tell_again(const char *) {}
 

@@ -18,6 +18,7 @@ class HcclFace final : public Face {
       : Face({"HcclGroupEnd", kParameter, kPointer, kNotSupported, kUnavailable, kSystem, kSuccess, false,
               GroupCheck::EarlyAndLate}) {}
 
+  using Face::number_of;
   Result number_of(isthmus_result code) const noexcept override {
     switch (code) {
       case ISTHMUS_OK: return kSuccess;

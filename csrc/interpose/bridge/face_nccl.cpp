@@ -1,7 +1,6 @@
 // NCCL's functions for a communicator that spans vendors. The collectives are in face_nccl_calls.cpp.
 #include "face_nccl.hpp"
 
-#include <atomic>
 #include <cstring>
 #include <set>
 
@@ -27,12 +26,15 @@ const char *no_memory(const char *what) noexcept {
   } catch (const std::exception &) { return "Isthmus has no memory"; }
 }
 
+thread_local const char *the_last_told = nullptr;
+
 class NcclFace final : public Face {
  public:
   NcclFace()
       : Face({"ncclGroupEnd", kInvalidArgument, kInvalidArgument, kInvalidUsage, kSystemError, kSystemError, kInProgress,
               true, GroupCheck::Late}) {}
 
+  using Face::number_of;
   Result number_of(isthmus_result code) const noexcept override {
     constexpr int kTimeoutSince = 23003;
     switch (code) {
@@ -55,9 +57,9 @@ class NcclFace final : public Face {
 
   void tell(const std::string &text) override { tell_again(keep(text)); }
   void tell_thrown(const char *what) noexcept override { tell_again(no_memory(what)); }
-  const char *last_told() const noexcept override { return last_told_; }
+  const char *last_told() const noexcept override { return the_last_told; }
   void tell_again(const char *why) noexcept override {
-    last_told_ = why;
+    the_last_told = why;
     if (why) door().keep(why);
   }
   Outcome prepare(const Comm &comm, BridgedCall &operation) override { return read_factor(comm, operation); }
@@ -72,9 +74,6 @@ class NcclFace final : public Face {
       f(nullptr, nullptr, 0, kFloat, kSum, nullptr, nullptr);
     }
   }
-
- private:
-  std::atomic<const char *> last_told_{nullptr};
 };
 
 // ---- life --------------------------------------------------------------------------------------------------------------------------
@@ -149,7 +148,7 @@ Result async_error(Handle handle, Result *out) {
     return f ? f(known, out) : no_comm(kCall);
   }
   if (!out) return refused(kInvalidArgument, kCall, "an argument is NULL");
-  *out = face().number_of(comm->status().code);
+  *out = face().number_of(comm->status());
   return kSuccess;
 }
 
@@ -250,8 +249,15 @@ Face &face() {
 }
 
 const char *keep(const std::string &text) {
+  constexpr size_t kMost = 4096;  // a program that goes on in spite of errors could fill the memory
   static auto *const texts = new Guarded<std::set<std::string>>;  // a program may read its text at any time
-  return texts->lock()->insert(text).first->c_str();
+  {
+    const auto all = texts->lock();
+    if (const auto known = all->find(text); known != all->end()) return known->c_str();
+    if (all->size() < kMost) return all->insert(text).first->c_str();
+  }
+  face().say(Level::Warn, text);
+  return "Isthmus: this program has had more than 4096 different errors; the text of this one is in the log";
 }
 Result no_comm(const char *call) {
   return refused(kInvalidArgument, call, "this communicator, which spanned vendors, was destroyed or aborted");

@@ -4,6 +4,7 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <thread>
 
 #include "face_nccl.hpp"
@@ -140,11 +141,14 @@ Result NcclInit::made_by_real() {
   if (face().failure(r) || !theirs) {
     auto *why = face().real<const char *(Handle)>("ncclGetLastError");
     const char *text = why ? why(nullptr) : nullptr;
-    return none({ISTHMUS_ERR_SYSTEM, std::string(door().name) + " did not make the communicator (" + std::to_string(r) +
-                                         ")" + (text && *text ? std::string(": ") + text : std::string())});
+    return none({ISTHMUS_ERR_SYSTEM,
+                 std::string(door().name) + " did not make the communicator (" + std::to_string(r) + ")" +
+                     (text && *text ? std::string(": ") + text : std::string()),
+                 face().failure(r) ? r : 0});
   }
   if (become_alias(handle, comm_, theirs)) {
     comm_->pass_on();
+    target_->resolve(theirs);
     return kSuccess;
   }
   if (auto *end = face().real<Result(Handle)>("ncclCommAbort")) end(theirs);
@@ -154,7 +158,7 @@ Result NcclInit::made_by_real() {
 // There will be no communicator. The state of the handle says why.
 Result NcclInit::none(Outcome why) {
   face().say(Level::Warn, std::string(call) + ": " + why.text);
-  const Result r = face().number_of(why.code);
+  const Result r = face().number_of(why);
   comm_->fail(std::move(why));
   return r;
 }
@@ -201,7 +205,16 @@ Result get_unique_id(UniqueId *id) {
   if (const Result r = f(&made)) return r;
   *id = made;
   // NCCL_COMM_ID says where the ranks meet. Each rank then makes the id for itself, and the ids must be equal.
-  if (std::getenv("NCCL_COMM_ID")) return kSuccess;
+  if (std::getenv("NCCL_COMM_ID")) {
+    static std::once_flag told;
+    std::call_once(told, [] {
+      face().say(
+          Level::Warn,
+          "NCCL_COMM_ID is set, so every rank makes the unique id for itself, and the id has no ticket of Isthmus: what is "
+          "made with it cannot span vendors. Without the variable one rank makes the id");
+    });
+    return kSuccess;
+  }
   add_ticket(face(), id->bytes, has_room(made.bytes), "unique id");
   return kSuccess;
 }

@@ -9,10 +9,12 @@ namespace isthmus::bridge {
 
 std::vector<Result> in_parallel(Face &face, size_t count, const std::function<Result(size_t)> &act) {
   std::vector<Result> results(count);
+  std::vector<const char *> texts(count);
   const auto guarded = [&](size_t i) noexcept {
     try {
       results[i] = act(i);
     } catch (const std::exception &e) { results[i] = face.thrown(e); }
+    texts[i] = face.last_told();
   };
   if (count == 1) guarded(0);
   if (count < 2) return results;
@@ -36,6 +38,8 @@ std::vector<Result> in_parallel(Face &face, size_t count, const std::function<Re
   }
   all.set_value(enough);
   for (std::thread &t : threads) t.join();
+  const auto failed = std::find_if(results.begin(), results.end(), [&](Result r) { return face.failure(r); });
+  if (enough && failed != results.end()) face.tell_again(texts[static_cast<size_t>(failed - results.begin())]);
   return results;
 }
 

@@ -9,7 +9,8 @@
 namespace isthmus::bridge {
 
 // Runs act(0) to act(count - 1), and returns their results when all have ended. A single act runs on this thread. Where there
-// are not enough threads, no act begins, and the result of each act is that failure.
+// are not enough threads, no act begins, and the result of each act is that failure. The text of the first failure becomes this
+// thread's newest (Face::last_told).
 std::vector<Result> in_parallel(Face &face, size_t count, const std::function<Result(size_t)> &act);
 
 }  // namespace isthmus::bridge

@@ -10,6 +10,7 @@ namespace isthmus::bridge {
 struct Outcome {
   isthmus_result code = ISTHMUS_OK;
   std::string text;
+  int vendors = 0;  // the vendor's own number, where its library has failed; 0: the code decides
   bool ok() const noexcept { return code == ISTHMUS_OK; }
 };
 

@@ -1,5 +1,8 @@
 #include "target.hpp"
 
+#include <sys/uio.h>
+#include <unistd.h>
+
 #include <exception>
 #include <utility>
 
@@ -59,9 +62,17 @@ void Target::settle() noexcept {
   }
 }
 
-// A vendor's library may have written to the variable, too, when the group ended. The library's handle stays there.
-void Target::write(void *handle) noexcept {
-  if (*out_ == handle_) *out_ = handle;
+// The variable may hold something else by now: a vendor's library may have written its handle there, and the program may use
+// the memory for other things, or may have given the memory back. So only a handle of ours is replaced, and the kernel reads
+// and writes, which tells where there is no memory any more. Where the kernel may not, the variable keeps the handle, which
+// stays another name of the communicator.
+void Target::write(void *handle) const noexcept {
+  void *held = nullptr;
+  const iovec mine{&held, sizeof held}, theirs{out_, sizeof held};
+  const pid_t self = ::getpid();
+  if (::process_vm_readv(self, &mine, 1, &theirs, 1, 0) != sizeof held || held != handle_) return;
+  held = handle;
+  static_cast<void>(::process_vm_writev(self, &mine, 1, &theirs, 1, 0));
 }
 
 }  // namespace isthmus::bridge

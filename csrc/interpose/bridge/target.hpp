@@ -43,10 +43,12 @@ class Target {
   // When the group has ended. If the program's variable still has the promised handle, the variable gets the vendor's own
   // handle, or null.
   void settle() noexcept;
+  // The same, of an init that does not block: the vendor's library has made the communicator `real`. Any thread.
+  void resolve(void *real) noexcept { write(real); }
 
  private:
   enum class State { Empty, Promised, Ours, Vendors };
-  void write(void *handle) noexcept;
+  void write(void *handle) const noexcept;
 
   void **const out_;
   State state_ = State::Empty;
