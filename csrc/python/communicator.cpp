@@ -8,6 +8,7 @@
 #include "arguments.hpp"
 #include "array.hpp"
 #include "dtypes.hpp"
+#include "work.hpp"
 
 namespace isthmus::python {
 namespace {
@@ -130,8 +131,11 @@ void PythonCommunicator::free_handle() {
   handle_ = nullptr;
   open_ = false;
   if (!handle) return;
-  NoGil nogil;
-  isthmus_comm_destroy(handle);
+  {
+    NoGil nogil;
+    isthmus_comm_destroy(handle);
+  }
+  sweep_orphans();  // its operations have ended, also those that nobody has a Work of: their arrays go back to the program
 }
 
 void PythonCommunicator::leave() {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -89,8 +90,6 @@ def test_a_work_keeps_its_arrays_alive_also_when_nobody_keeps_the_work(ranks: Ru
 
 
 def test_an_array_in_flight_is_released_when_the_operation_is_done() -> None:
-    import sys
-
     with isthmus.init(0, 1, unique_id=isthmus.unique_id()) as comm:
         x = np.ones(8)
         before = sys.getrefcount(x)
@@ -100,6 +99,23 @@ def test_an_array_in_flight_is_released_when_the_operation_is_done() -> None:
         for _ in range(100):
             comm.all_reduce(x)
         assert sys.getrefcount(x) == before
+
+
+def test_the_end_of_a_communicator_releases_the_arrays_of_works_that_nobody_has(threads: Run) -> None:
+    """Rank 0's receive is in flight when its work is dropped, and ends with the communicator."""
+
+    def body(comm: isthmus.Comm, over: threading.Barrier) -> None:
+        if comm.rank == 0:
+            x = np.ones(4)
+            before = sys.getrefcount(x)
+            comm.recv(x, 1, tag=3, async_op=True)  # the work is dropped at once
+            assert sys.getrefcount(x) > before
+            comm.abort("enough")
+            comm.destroy()
+            assert sys.getrefcount(x) == before
+        over.wait(2 * SOON)
+
+    threads(2, body, threading.Barrier(2))
 
 
 def test_a_failed_work_raises_at_every_question(threads: Run) -> None:
