@@ -228,7 +228,10 @@ Settings::Settings() {
 namespace {
 
 // What the process has set. A map stays as it is, and for good: another thread may read it, and a forked child has it as well.
-using Defaults = std::map<std::string, std::string>;
+struct Defaults {
+  std::map<std::string, std::string> values;
+  const Defaults *before;
+};
 std::atomic<const Defaults *> the_defaults{nullptr};
 
 }  // namespace
@@ -299,18 +302,22 @@ void Settings::set(std::string_view name, std::string_view value) {
 
 void Settings::set_default(std::string_view name, std::string_view value) {
   Settings().set(name, value);  // throws
-  const Defaults *known = the_defaults.load(std::memory_order_acquire);
+  const std::string full = full_name(name);
+  const FormerName *const known = former_name(full);
+  const Defaults *before = the_defaults.load(std::memory_order_acquire);
   for (;;) {
-    auto next = known ? std::make_unique<Defaults>(*known) : std::make_unique<Defaults>();
-    next->insert_or_assign(std::string(name), std::string(value));
-    if (the_defaults.compare_exchange_weak(known, next.get(), std::memory_order_acq_rel)) return (void)next.release();
+    auto next = std::make_unique<Defaults>();
+    if (before) next->values = before->values;
+    next->before = before;
+    next->values.insert_or_assign(known ? known->name : full, std::string(value));
+    if (the_defaults.compare_exchange_weak(before, next.get(), std::memory_order_acq_rel)) return (void)next.release();
   }
 }
 
 Settings Settings::from_environment() {
   Settings s;
   if (const Defaults *defaults = the_defaults.load(std::memory_order_acquire))
-    for (const auto &[name, value] : *defaults) s.set(name, value);
+    for (const auto &[name, value] : defaults->values) s.set(name, value);
   for (Value &v : s.values_) v.given = false;
   for (const bool former : {true, false})  // where a setting is given under both names, the name of today counts
     for (char **e = environ; e && *e; ++e) {

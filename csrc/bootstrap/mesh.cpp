@@ -31,7 +31,7 @@ std::vector<UniqueFd> open_listeners(const Settings &settings, const std::string
   for (const net::Address &a : net::local_addresses(settings.text(Setting::Interface), route_hint)) {
     UniqueFd fd;
     const int error = net::try_listen_tcp(a, ports, rendezvous, fd);
-    if (error == EADDRINUSE && !ports.any()) fail(Code::Resource, "{}", net::used_up_text(ports, a));
+    if (error == EADDRINUSE && !ports.any() && self.tcp.empty()) fail(Code::Resource, "{}", net::used_up_text(ports, a));
     if (error != 0) {
       failures += formatted("{}{}", failures.empty() ? "" : "; ", system_text(a.host().c_str(), error));
       continue;

@@ -23,9 +23,14 @@ Deadline at_most(Deadline deadline, double seconds) {
   return Deadline::at_ns(std::min(deadline.ns(), Deadline(seconds).ns()));
 }
 
-std::vector<net::Address> numeric_addresses(const std::vector<std::string> &texts) {
+// Those of the endpoint's addresses that mean something here: the scope of a link-local one may be no interface of this host.
+std::vector<net::Address> addresses_of(const Endpoint &e) {
   std::vector<net::Address> out;
-  for (const std::string &text : texts) out.push_back(net::numeric_address(text));
+  for (const std::string &text : e.tcp) try {
+      out.push_back(net::numeric_address(text));
+    } catch (const Error &error) {
+      if (error.code() != Code::Argument) throw;
+    }
   return out;
 }
 
@@ -35,17 +40,17 @@ bool Dialer::gone(const Endpoint &e) const {
   UniqueFd fd;
   const bool local = e.host == self_.host;
   if (local && net::connect_unix(e.unix_name, Deadline(0.1), fd) != ECONNREFUSED) return false;
-  for (const std::string &text : e.tcp)
-    if (net::connect_tcp(net::numeric_address(text), Deadline(0.1), fd) != ECONNREFUSED) return false;
-  return local || !e.tcp.empty();
+  const std::vector<net::Address> addresses = addresses_of(e);
+  for (const net::Address &address : addresses)
+    if (net::connect_tcp(address, Deadline(0.1), fd) != ECONNREFUSED) return false;
+  return local || !addresses.empty();
 }
 
 bool Dialer::connect_as(const Endpoint &e, net::ConnectRace &race, const Bytes16 &key, net::Hello hello, Deadline deadline,
                         UniqueFd &fd, size_t &which) const {
   hello.process = self_.process;
   std::optional<Error> trouble;
-  const Deadline connected = at_most(deadline, kConnectSeconds);
-  while (race.next(connected, fd, which)) {
+  while (race.next(at_most(deadline, kConnectSeconds), fd, which)) {
     try {
       if (net::dial(fd.get(), hello, key, process_text(e), at_most(deadline, kAttemptSeconds)).process == e.process)
         return true;
@@ -76,20 +81,22 @@ Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline
       else if ((absent = error == ECONNREFUSED)) unshared = "its socket is not on this host, whatever it says of itself";
       else if (local) unshared = system_text("Unix socket", error);
       last = unshared;
-      net::ConnectRace race(numeric_addresses(e.tcp));
+      net::ConnectRace race(addresses_of(e));
       size_t which = 0;
       if (connect_as(e, race, key, {}, deadline, fd, which)) {
         net::ByteVector message;
         net::append_frame(message, static_cast<uint16_t>(Own::Intro), encode(Intro{0, self_}));
         if (net::send_all(fd.get(), message, at_most(deadline, kAttemptSeconds)) != net::Io::Ok)
-          fail(Code::PeerLost, "{} closed the connection", e.tcp[which]);
+          fail(Code::PeerLost, "{} closed the connection", race.address(which).text());
         Arrival made{std::move(fd), e, false, {}, net::FrameReader()};
         made.arena.why = unshared;
-        std::swap(made.endpoint.tcp.front(), made.endpoint.tcp[which]);  // data goes the same way
+        auto &tcp = made.endpoint.tcp;
+        if (const auto way = std::find(tcp.begin(), tcp.end(), race.address(which).text()); way != tcp.end())
+          std::swap(tcp.front(), *way);  // data goes the same way
         return made;
       }
       last = race.why();
-      refused = race.all_refused();
+      refused = race.nobody_listens();
     } catch (const Error &error) {
       refused = absent && error.code() == Code::PeerLost;  // another process has the peer's port
       // A refused key explains more than the end of the time.
@@ -161,7 +168,7 @@ std::vector<UniqueFd> Dialer::data(const Peer &peer, const Bytes16 &key, int str
       hello.role = net::Role::Data;
       hello.index = static_cast<uint32_t>(out.size());
       hello.count = static_cast<uint32_t>(streams);
-      net::ConnectRace race(numeric_addresses(e.tcp));
+      net::ConnectRace race(addresses_of(e));
       UniqueFd fd;
       if (size_t which = 0; connect_as(e, race, key, hello, deadline, fd, which)) {
         net::ByteVector ready;

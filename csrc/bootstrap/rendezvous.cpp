@@ -81,7 +81,7 @@ std::vector<UniqueFd> listen_reachable(const Settings &settings, const char *wha
   for (const net::Address &a : reachable_addresses(settings.text(Setting::Interface))) {
     UniqueFd fd;
     const int e = net::try_listen_tcp(a, ports, 0, fd);
-    if (e == EADDRINUSE && !ports.any()) fail(Code::Resource, "{}: {}", what, net::used_up_text(ports, a));
+    if (e == EADDRINUSE && !ports.any() && out.empty()) fail(Code::Resource, "{}: {}", what, net::used_up_text(ports, a));
     if (e == 0) out.push_back(std::move(fd));
     else error = e;
   }

@@ -105,14 +105,15 @@ class RendezvousClient final : public Exchange {
         texts.push_back(&text);
       }
     }
-    const Deadline soon = Deadline::at_ns(std::min(deadline.ns(), Deadline(kConnectSeconds).ns()));
-    const Deadline greeted = all.size() > 1 ? soon : deadline;
+    // For each step anew: somebody who accepts the connection and says nothing takes the time of no other address.
+    const auto soon = [&] { return Deadline::at_ns(std::min(deadline.ns(), Deadline(kConnectSeconds).ns())); };
     net::ConnectRace race(std::move(all));
     std::optional<Error> trouble;
     UniqueFd fd;
-    for (size_t which = 0; race.next(soon, fd, which);) {
+    for (size_t which = 0; race.next(soon(), fd, which);) {
       refused = false;
       try {
+        const Deadline greeted = addresses_.size() > 1 ? soon() : deadline;
         if (!greet(std::move(fd), race.address(which), greeted, deadline, last)) continue;
         where_ = *texts[which];
         return true;
@@ -128,7 +129,7 @@ class RendezvousClient final : public Exchange {
       }
     }
     if (trouble) throw Error(*trouble);
-    refused &= race.all_refused();
+    refused &= race.nobody_listens();
     if (const std::string why = race.why(); !why.empty()) last = why;
     return false;
   }

@@ -55,8 +55,12 @@ struct Interface {
 
   // A bridge of containers or virtual machines, or one end of a container's cable.
   bool of_containers() const noexcept {
-    constexpr std::string_view kNames[] = {"docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "lxc"};
-    return std::any_of(std::begin(kNames), std::end(kNames), [&](std::string_view n) { return name.starts_with(n); });
+    constexpr std::string_view kNames[] = {"docker",  "podman", "virbr",  "veth", "cni",
+                                           "flannel", "cali",   "cilium", "lxc",  "lxd"};
+    const bool dockers =
+        name.size() == 15 && name.starts_with("br-") && name.find_first_not_of("0123456789abcdef", 3) == std::string::npos;
+    return dockers ||
+           std::any_of(std::begin(kNames), std::end(kNames), [&](std::string_view n) { return name.starts_with(n); });
   }
 };
 
@@ -104,6 +108,9 @@ std::vector<Address> of_interfaces(const std::string &names) {
       for (const Address &a : of_interface(names.substr(at, end - at), all)) add_new(out, a);
     at = end + 1;
   }
+  // Beside others a link-local address says little, unless it is named itself.
+  if (std::any_of(out.begin(), out.end(), [](const Address &a) { return !a.link_local(); }))
+    std::erase_if(out, [&](const Address &a) { return a.link_local() && names.find(a.host()) == std::string::npos; });
   if (!out.empty()) return out;
   std::string list;
   for (const auto &i : all) list += formatted("{}{} ({})", list.empty() ? "" : ", ", i.name, i.address.host());
@@ -134,10 +141,14 @@ std::vector<Address> everywhere() {
        {"192.0.2.1:9", "[2001:db8::1]:9"})  // networks for documentation: only the default route leads there
     if (source_address(numeric_address(anywhere), source)) add_new(out, source);
   const auto all = interfaces();
-  for (const int family : {AF_INET, AF_INET6})
-    for (const Interface &i : all)
-      if (i.address.family() == family && !i.loopback && !i.address.link_local() && !i.of_containers())
-        add_new(out, i.address);
+  const auto add = [&](bool of_containers) {
+    for (const int family : {AF_INET, AF_INET6})
+      for (const Interface &i : all)
+        if (i.address.family() == family && !i.loopback && !i.address.link_local() && i.of_containers() == of_containers)
+          add_new(out, i.address);
+  };
+  add(false);
+  if (out.empty()) add(true);
   if (out.empty()) out.push_back(numeric_address("127.0.0.1:9").with_port(0));
   return out;
 }

@@ -60,15 +60,25 @@ bool ConnectRace::next(Deadline deadline, UniqueFd &out, size_t &which) {
       end(attempt, error);
     }
     if (!deadline.passed()) continue;
-    for (Attempt &attempt : attempts_)
-      if (!attempt.ended) end(attempt, ETIMEDOUT);
-    begun_ = attempts_.size();
+    for (size_t n = 0; n < begun_; ++n)
+      if (!attempts_[n].ended) end(attempts_[n], ETIMEDOUT);
+    begun_ = attempts_.size();  // the others were not tried
     return false;
   }
 }
 
 bool ConnectRace::all_refused() const noexcept {
   return std::all_of(attempts_.begin(), attempts_.end(), [](const Attempt &a) { return a.error == ECONNREFUSED; });
+}
+
+bool ConnectRace::nobody_listens() const {
+  if (all_refused()) return true;
+  const auto elsewhere = [](const Attempt &a) { return a.error == ECONNREFUSED && interface_of(a.address.text()).empty(); };
+  const auto ended = [](const Attempt &a) {
+    return a.error == ECONNREFUSED || a.error == ETIMEDOUT || a.error == EHOSTUNREACH || a.error == ENETUNREACH;
+  };
+  return std::all_of(attempts_.begin(), attempts_.end(), ended) &&
+         std::any_of(attempts_.begin(), attempts_.end(), elsewhere);
 }
 
 std::string ConnectRace::why() const {

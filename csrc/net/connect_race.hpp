@@ -23,8 +23,11 @@ class ConnectRace {
   bool next(Deadline deadline, UniqueFd &out, size_t &which);
 
   const Address &address(size_t which) const { return attempts_[which].address; }
-  bool all_refused() const noexcept;  // nobody listens at any of the addresses
-  std::string why() const;            // what became of the attempts that failed: "10.0.0.1:29500: Connection refused; ..."
+  bool all_refused() const noexcept;  // also of no address at all
+  // Nobody listens any more: all refuse, or one on another host refuses and the rest leads nowhere. An address of this host may be another
+  // host's as well, and refuse in its place. A network may fail for a while, so ask twice.
+  bool nobody_listens() const;
+  std::string why() const;  // what became of the attempts that failed: "10.0.0.1:29500: Connection refused; ..."
 
  private:
   struct Attempt {

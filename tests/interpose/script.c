@@ -49,6 +49,7 @@
  *   wait                                                   for all streams; then writes the outputs of all operations since the last one
  *   poll CODE                                              asks for the communicator's state until it is not CODE, and prints it
  *   finalize, destroy, abort
+ *   abort_later MILLISECONDS                               aborts the communicator after so long, on another thread, and goes on
  *   suspend, register                                      calls a function that is the vendor's alone; a handle that it gave is given back
  *   stray                                                  gives the handle to functions of the library that $CAREFUL names (careful.c)
  *   sleep MILLISECONDS
@@ -361,6 +362,20 @@ static void exchange(int type, size_t count, int number, int matrix) {
   keep_output(to, got * sizes[type], s);
 }
 
+static comm_handle to_abort;
+static int abort_milliseconds;
+static void *aborts(void *nothing) {
+  usleep(1000u * (unsigned)abort_milliseconds);
+  ncclCommAbort(to_abort);
+  return nothing;
+}
+static void abort_later(int milliseconds) {
+  pthread_t thread;
+  to_abort = comms[now];
+  abort_milliseconds = milliseconds;
+  if (pthread_create(&thread, NULL, aborts, NULL) || pthread_detach(thread)) die("a thread that aborts", 0);
+}
+
 static int block(const char *call, int from, int to, int root) { /* how many counts */
   if (!strcmp(call, "uneven")) return (from + 2 * to) % 3;
   return !strcmp(call, "even") || (!strcmp(call, "gather") ? to : from) == root;
@@ -555,6 +570,7 @@ static void obey(char *line) {
   else if (!strcmp(call, "join")) init(a, b, given > 3 ? c : -1);
   else if (!strcmp(call, "keep")) kept = comms[now];
   else if (!strcmp(call, "recall")) comms[now] = kept;
+  else if (!strcmp(call, "abort_later")) abort_later(a);
   else if (!strcmp(call, "resolved")) resolved();
   else if (!strcmp(call, "gone")) init_gone(a, b);
   else if (!strcmp(call, "wrong")) wrong(a);

@@ -75,6 +75,22 @@ def test_an_abort_of_a_rank_that_has_ended_its_operations_lets_the_others_end_th
     assert all("was destroyed or aborted" in line for line in (told[0], told[1], told[2], told[-1])), told
 
 
+@pytest.mark.parametrize("waits", ["finalize", "destroy", "split 0 0"])
+def test_an_abort_by_another_thread_ends_a_call_that_waits_for_a_rank_that_never_comes(
+    waits: str, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Rank 1 does not come to the operation, or to the split. Nothing has a deadline."""
+    ranks = fleet("na")
+    pending = [] if waits.startswith("split") else ["bare all_reduce 0"]
+    ranks[0].say("id", "init", *pending, "touch ready", "abort_later 300", waits, "touch over")
+    ranks[1].say("init", "expect ready", "expect over", "abort")
+    for rank in ranks:
+        rank.unset.append("ISTHMUS_TIMEOUT")
+    run(ranks, scripted, tmp_path)
+    assert ranks[0].code == ranks[1].code == 0, ranks[0].printed + ranks[0].logged
+    assert "abort" in ranks[0].printed, ranks[0].printed
+
+
 @pytest.mark.everything
 def test_an_operation_has_no_deadline_where_the_program_sets_none(scripted: dict[str, Path], tmp_path: Path) -> None:
     """Rank 1 comes to it when Isthmus' own deadline, which is ISTHMUS_TIMEOUT's default, has long passed."""

@@ -1,5 +1,6 @@
 #include "as_messages.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace isthmus::bridge {
@@ -27,11 +28,12 @@ class BlockMessages {
 
  private:
   BridgedCall *make(OperationKind kind, const void *base, uint64_t place, uint64_t count, int peer) {
+    if (count == 0) return nullptr;
     uint64_t end = 0, bytes = 0;
     fit_ = fit_ && !__builtin_add_overflow(place, count, &end) &&
            !__builtin_mul_overflow(end, uint64_t{isthmus_dtype_size(like_.dtype)}, &bytes) &&
            !__builtin_add_overflow(reinterpret_cast<uint64_t>(base), bytes, &end);
-    if (!fit_ || count == 0) return nullptr;
+    if (!fit_) return nullptr;
     BridgedCall &made = out_.emplace_back(like_);
     made.call = kind;
     made.count = count;
@@ -89,7 +91,10 @@ bool exchanges_blocks(OperationKind kind) noexcept {
 Outcome as_messages(const BridgedCall &o, const char *call, int rank, int size, std::vector<BridgedCall> &out) {
   BlockMessages messages(o, call, out);
   const bool all = o.call == AllToAll || o.call == AllToAllV;
-  if (all && size > 1 && o.send && o.send == o.recv && (o.count != 0 || o.call == AllToAllV))
+  const auto some = [](const std::vector<uint64_t> &counts) {
+    return std::any_of(counts.begin(), counts.end(), [](uint64_t count) { return count != 0; });
+  };
+  if (all && size > 1 && o.send && o.send == o.recv && (o.count != 0 || (some(o.send_counts) && some(o.recv_counts))))
     return {ISTHMUS_ERR_ARGUMENT, std::string(call) + " in place: between vendors the two buffers must not be one"};
   if (o.call == AllToAll) all_to_all(o, size, messages);
   else if (o.call == AllToAllV) all_to_all_v(o, size, messages);

@@ -77,7 +77,7 @@ Outcome OperationGroup::record(const BridgedCalls &operations) {
     if (Outcome o = comm->status(); !o.ok()) return o;
     if (Outcome o = comm->open(); !o.ok()) return o;
     auto part = std::find_if(parts_.begin(), parts_.end(), [&mine = comm](const Part &one) { return one.comm == mine; });
-    if (part == parts_.end()) part = parts_.insert(part, Part{comm, {}});
+    if (part == parts_.end()) part = parts_.insert(part, Part{comm, std::make_unique<Comm::InCall>(*comm), {}});
     auto &streams = part->streams;
     if (std::find(streams.begin(), streams.end(), operation.stream) == streams.end()) streams.push_back(operation.stream);
   }
@@ -92,19 +92,18 @@ Outcome OperationGroup::record(const BridgedCalls &operations) {
 
 // All streams of a communicator wait for each other, through the first of them.
 Outcome OperationGroup::join_streams() const {
-  for (const auto &[comm, streams] : parts_) {
+  for (const Part &part : parts_) {
+    const auto &streams = part.streams;
     for (size_t i = 1; i < streams.size(); ++i)
-      if (Outcome o = outcome(isthmus_comm_order(comm->get(), streams[i], streams[0])); !o.ok()) return o;
+      if (Outcome o = outcome(isthmus_comm_order(part.comm->get(), streams[i], streams[0])); !o.ok()) return o;
     for (size_t i = 1; i < streams.size(); ++i)
-      if (Outcome o = outcome(isthmus_comm_order(comm->get(), streams[0], streams[i])); !o.ok()) return o;
+      if (Outcome o = outcome(isthmus_comm_order(part.comm->get(), streams[0], streams[i])); !o.ok()) return o;
   }
   return {};
 }
 
 Outcome OperationGroup::launch() {
   if (!open_) return {};
-  std::deque<Comm::InCall> in_calls;
-  for (const Part &part : parts_) in_calls.emplace_back(*part.comm);
   if (Outcome o = join_streams(); !o.ok()) return o;  // the destructor gives up the group
   open_ = false;
   isthmus_work_t handle = nullptr;
@@ -157,10 +156,10 @@ void LocalRanks::joined() {
 void LocalRanks::leave(std::function<void()> act) {
   {
     const Lock lock(mutex_);
-    if (--living_ > 0) {
-      leaving_.emplace_back(std::move(act));
-      return;
-    }
+    if (--living_ > 0) try {
+        leaving_.emplace_back(act);
+        return;
+      } catch (const std::exception &) {}  // no thread: this one then waits a while for the other ranks
   }
   act();
   std::vector<std::thread> leaving;
@@ -176,8 +175,8 @@ Comm::~Comm() {
 }
 
 void Comm::settle(isthmus_comm_t comm, Outcome outcome) {
-  // Behind a door the deadlines of operations are the program's: NCCL has none, and PyTorch has a watchdog.
-  if (comm && !std::getenv("ISTHMUS_TIMEOUT")) isthmus_comm_set_timeout(comm, kNoDeadline);
+  // The deadlines of operations are the program's: NCCL has none, and PyTorch has a watchdog.
+  if (comm && !traits_.deadlines && !std::getenv("ISTHMUS_TIMEOUT")) isthmus_comm_set_timeout(comm, kNoDeadline);
   Lock lock(mutex_);
   starting_ = false;
   failure_ = std::move(outcome);
@@ -246,10 +245,10 @@ Outcome Comm::open() {
 
 Outcome Comm::run(const BridgedCall &operation) {
   if (Outcome o = open(); !o.ok()) return o;
+  const InCall in_call(*this);
   isthmus_comm_t comm = get();
   if (!comm)
     if (Outcome o = status(); !o.ok()) return o;
-  const InCall in_call(*this);
   isthmus_work_t work = nullptr;
   Outcome o = submit(comm, operation, operation.call == OperationKind::Barrier ? nullptr : &work);
   if (!o.ok()) return o;
@@ -276,7 +275,7 @@ Outcome Comm::finalize() {
   {
     const Lock lock(mutex_);
     finalized_ = true;
-    works.swap(works_);
+    works = works_;  // an abort meanwhile must see them
   }
   Outcome first;
   for (const auto &work : works)
@@ -284,29 +283,40 @@ Outcome Comm::finalize() {
   return first;
 }
 
-Outcome Comm::destroy() {
+void Comm::drain() {
   {
     Lock lock(mutex_);
-    settled_.wait(lock, [this]() ISTHMUS_REQUIRES(mutex_) { return !starting_; });  // init has a deadline
+    settled_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return !starting_; });  // init has a deadline
   }
+  finalize();
+}
+
+Outcome Comm::destroy() {
+  drain();
   const Outcome ended = finalize();
   isthmus_comm_t comm = nullptr;
   {
     const Lock lock(mutex_);
+    works_.clear();
     comm = std::exchange(comm_, nullptr);
   }
   traits_.local_ranks->leave([comm] { isthmus_comm_destroy(comm); });
   return ended;
 }
 
+// Once comm_ is null no call begins work any more, and a call that has begun work has noted it before it is no longer inside.
 void Comm::abort() {
-  std::deque<std::shared_ptr<LaunchedWork>> works;
   isthmus_comm_t comm = nullptr;
   {
     const Lock lock(mutex_);
     aborted_ = true;
-    works.swap(works_);
     comm = std::exchange(comm_, nullptr);
+  }
+  bool quiet = in_calls_ == 0;
+  std::deque<std::shared_ptr<LaunchedWork>> works;
+  {
+    const Lock lock(mutex_);
+    works.swap(works_);
   }
   // The program may have waited for its stream alone, and the end of an operation comes a moment behind that.
   constexpr double kGraceSeconds = 2;
@@ -315,8 +325,9 @@ void Comm::abort() {
   const auto ended = [&](const auto &work) {
     return work->over_within(std::chrono::duration<double>(until - Clock::now()).count());
   };
-  const bool quiet = in_calls_ == 0 && std::all_of(works.begin(), works.end(), ended);
-  if (comm && !quiet) isthmus_comm_abort(comm, "the program called abort");
+  quiet = quiet && std::all_of(works.begin(), works.end(), ended);
+  if (comm && quiet) isthmus_comm_set_timeout(comm, kGraceSeconds);  // whatever is left then fails
+  else if (comm) isthmus_comm_abort(comm, "the program called abort");
   works.clear();
   traits_.local_ranks->leave([comm] { isthmus_comm_destroy(comm); });
 }

@@ -118,8 +118,9 @@ struct Traits {
   std::shared_ptr<LocalRanks> local_ranks;
   // The configuration that the program asked for, as the face keeps it. A part gets the same, where it asks for none.
   std::shared_ptr<void> config;
-  bool promised = false;  // stands for a communicator that a group makes when the group ends (Target); never made itself
-  std::string vendors{};  // the first letter of the vendor's family, of each rank; empty: not known
+  bool promised = false;   // stands for a communicator that a group makes when the group ends (Target); never made itself
+  bool deadlines = false;  // Isthmus' deadlines of operations hold: the vendor's calls have deadlines, or no abort
+  std::string vendors{};   // the first letter of the vendor's family, of each rank; empty: not known
 };
 
 // The settings for isthmus_options: the device that the thread works on, and the library that the front door found.
@@ -144,6 +145,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Outcome run(const BridgedCall &operation);  // a barrier has ended when this returns
   Outcome open();                             // whether the communicator takes operations
   Outcome finalize();                         // waits for all operations that were begun
+  void drain();                               // waits likewise, and for the communicator; an abort by another thread ends it
   Outcome destroy();                          // waits likewise
   // Ends the communicator of this rank, now. Where this rank has ended all that it has begun, the other ranks hear of it as of a
   // destroy: what they have in flight ends well, and later operations with this rank fail. Programs end a good run like that
@@ -212,6 +214,7 @@ class OperationGroup {
  private:
   struct Part {
     CommPtr comm;
+    std::unique_ptr<Comm::InCall> in_call;
     std::vector<void *> streams;  // each once
   };
   Outcome join_streams() const;

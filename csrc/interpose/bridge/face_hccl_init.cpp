@@ -86,6 +86,7 @@ Result HcclInit::arrive() {
 
 Result HcclInit::start() {
   Traits traits{arrival.rank, arrival.world, place, true, full_name(), LocalRanks::of(name_of(arrival.tail.ticket)), {}};
+  traits.deadlines = true;  // HCCL's operations have one, too, and HCCL has no abort
   for (const RankRecord &one : arrival.ranks) traits.vendors += one.family[0];
   const auto comm = std::make_shared<Comm>(std::move(traits));
   try {

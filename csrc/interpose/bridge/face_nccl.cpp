@@ -188,6 +188,7 @@ Result destroy(Handle handle) {
   CommPtr comm = bridge::find(handle);
   if (comm && comm->traits().promised)
     return refused(kInvalidUsage, kCall, "the communicator is made when the group ends, and that has not ended");
+  if (comm) comm->drain();  // the handle still serves: another thread may abort what this one waits for
   comm = bridge::take_back(handle);
   if (comm) return failed(kCall, comm->destroy());
   Result ended;  // the handle may have become an alias meanwhile

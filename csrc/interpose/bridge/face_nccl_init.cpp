@@ -4,9 +4,11 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <thread>
 
+#include "base/lock.hpp"
 #include "face_nccl.hpp"
 #include "handles.hpp"
 
@@ -136,7 +138,9 @@ Result NcclInit::made_by_real() {
   if (find(handle) != comm_) return none(gone);
   const DeviceGuard guard(devices());
   devices().enter(place);
-  Handle theirs = nullptr;
+  // Kept for good: a library that goes on (versions around NCCL 2.14) may still look there when this thread has ended.
+  static auto *const all = new Guarded<std::deque<Handle>>;
+  Handle &theirs = all->lock()->emplace_back(nullptr);
   const Result r = real_init(&theirs);
   if (face().failure(r) || !theirs) {
     auto *why = face().real<const char *(Handle)>("ncclGetLastError");

@@ -55,6 +55,7 @@ std::shared_ptr<KeptConfig> inherited(const CommPtr &parent, const Config *confi
 // 4. This rank makes its part.
 Result split_now(const CommPtr &parent, int number, int color, int key, Target &target,
                  const std::shared_ptr<KeptConfig> &config, const CommRequest &request) {
+  const Comm::InCall in_call(*parent);
   const Traits &t = parent->traits();
   std::vector<SplitChoice> all;
   if (const Outcome o = all_gather(parent, SplitChoice{record_of(door().family, door().version), color, key}, all); !o.ok())

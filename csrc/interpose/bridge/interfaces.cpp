@@ -51,7 +51,7 @@ ChosenInterfaces chosen_interfaces(const std::string &family, const Environment 
     const char *value = environment(name);
     return value && *value ? value : nullptr;
   };
-  if (given("ISTHMUS_INTERFACE")) return {};
+  if (environment("ISTHMUS_INTERFACE")) return {};
   const char *const vendors = family == "hccl" ? "HCCL_SOCKET_IFNAME" : "NCCL_SOCKET_IFNAME", *const gloos =
                                                                                                   "GLOO_SOCKET_IFNAME";
   const char *const decides = given(vendors) ? vendors : given(gloos) ? gloos : nullptr;
