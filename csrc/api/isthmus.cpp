@@ -276,6 +276,13 @@ isthmus_result isthmus_unique_id_create(isthmus_unique_id *id) {
   });
 }
 
+isthmus_result isthmus_exchange_check(void) {
+  return guarded([] {
+    const i::Status status = i::bootstrap::watched_exchange();
+    return status.ok() ? ISTHMUS_OK : failed(status.code, status.text);
+  });
+}
+
 isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm) {
   return guarded([&] {
     if (!comm) i::fail(Code::Argument, "init: comm must not be NULL");

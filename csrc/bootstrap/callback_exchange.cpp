@@ -1,6 +1,7 @@
 // An exchange over the caller's own all-gather of equal sizes. The ranks gather their sizes first, then blobs padded to the largest.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "bootstrap/rendezvous_wire.hpp"
 #include "bootstrap/tcp_rendezvous.hpp"
@@ -11,9 +12,14 @@ namespace {
 constexpr uint32_t kHeadMagic = 0x58434849;  // "IHCX"
 constexpr size_t kHead = 32;                 // magic, version, 0, rank, world, round, size
 
+// What looks while the calling thread is in a caller's function.
+thread_local const std::function<Status()> *the_watch = nullptr;
+
 class Callback final : public Exchange {
  public:
   Callback(ExchangeFn fn, void *context, int rank, int world) : fn_(fn), context_(context), rank_(rank), world_(world) {}
+
+  void watch(std::function<Status()> look) override { watch_ = std::move(look); }
 
   std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) override {
     check_blob(mine);
@@ -48,9 +54,12 @@ class Callback final : public Exchange {
  private:
   net::ByteVector call(const net::ByteVector &send) {
     net::ByteVector recv(send.size() * static_cast<size_t>(world_));
+    const auto *outer = std::exchange(the_watch, &watch_);  // the function may join another communicator
     const int result = fn_(context_, send.data(), recv.data(), send.size());
-    if (result != 0) fail(Code::System, "rank {}: the caller's exchange function failed ({})", rank_, result);
-    return recv;
+    the_watch = outer;
+    if (result == 0) return recv;
+    if (const Status vain = watch_ ? watch_() : Status{}; !vain.ok()) throw Error(vain.code, vain.text);
+    fail(Code::System, "rank {}: the caller's exchange function failed ({})", rank_, result);
   }
 
   size_t check_head(std::span<const std::byte> bytes, size_t position) const {
@@ -86,9 +95,12 @@ class Callback final : public Exchange {
   void *const context_;
   const int rank_, world_;
   uint64_t round_ = 0;
+  std::function<Status()> watch_;
 };
 
 }  // namespace
+
+Status watched_exchange() { return the_watch && *the_watch ? (*the_watch)() : Status{}; }
 
 std::unique_ptr<Exchange> callback_exchange(ExchangeFn fn, void *context, int rank, int world) {
   check_rank(rank, world);

@@ -66,6 +66,7 @@ class Peer {  // another process. Lives as long as the mesh.
   std::atomic<int64_t> last_heard_ns{0};  // monotonic time of the last control message or heartbeat
   std::atomic<bool> lost{false};
   std::string lost_text() const;  // why, once lost
+  bool said_farewell() const;     // once lost: it shut Isthmus down, as a process does that gives up or ends well
  private:
   friend class Mesh;
   struct State;

@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/error.hpp"
 #include "base/settings.hpp"
 #include "bootstrap/mesh.hpp"
 
@@ -33,6 +35,9 @@ class Exchange {
   virtual std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) = 0;
   // After Error(Timeout): the blobs of that round that came, by rank. An empty blob did not come. Only exchanges of tickets know.
   virtual std::vector<Blob> came() { return {}; }
+  // What looks, from now on, whether a wait is in vain: not OK says why. Cheap; called in all_gather() alone. Only exchanges over a caller's
+  // function ask, because the others see for themselves which rank has gone.
+  virtual void watch(std::function<Status()>) {}
   // The patience of the next round. Where ranks differ, the longest holds. Only exchanges of tickets have one.
   virtual void be_patient(Patience) {}
 };
@@ -45,6 +50,8 @@ std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int
 // Over a caller's all-gather of a fixed size, which has the shape of isthmus_exchange_fn.
 using ExchangeFn = int (*)(void *context, const void *send, void *recv, size_t bytes);
 std::unique_ptr<Exchange> callback_exchange(ExchangeFn fn, void *context, int rank, int world);
+// Inside an ExchangeFn, on its thread: not OK where no other rank's blob is worth waiting for, and why. OK anywhere else.
+Status watched_exchange();
 
 // A unique id is 128 bytes: the protocol version, the root's addresses and a random key. create_unique_id() listens at once, on the interface of
 // `settings`, and keeps the listener until rank 0's id_exchange() takes it.

@@ -268,7 +268,12 @@ void StoreExchange::all_gather(const void *send, void *recv, size_t bytes) {
   }
   const auto *begin = static_cast<const std::uint8_t *>(send);
   store_->set(keys[static_cast<std::size_t>(rank_)], Bytes(begin, begin + bytes));
-  await(keys, ranks, "take part in the exchange", [] { return false; });
+  const auto in_vain = [] { return isthmus_exchange_check() != ISTHMUS_OK; };
+  // A rank may have written its blob and gone between two looks at the store.
+  if (!await(keys, ranks, "take part in the exchange", in_vain) && !store_->check(keys)) {
+    const isthmus_result result = isthmus_exchange_check();
+    raise(result, c10::str("rendezvous of group ", group_, ": ", isthmus_last_error()));
+  }
   const std::vector<Bytes> values = read(keys);
   for (int r = 0; r < size_; ++r) {
     const Bytes &value = values[static_cast<std::size_t>(r)];

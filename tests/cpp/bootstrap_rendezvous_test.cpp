@@ -473,6 +473,25 @@ TEST(CallbackExchange, NamesRanksThatDisagree) {
   EXPECT_EQ(error_of([] { callback_exchange(nullptr, nullptr, 0, 2); }).code, Code::Argument);
 }
 
+TEST(CallbackExchange, TellsTheCallersFunctionThatWaitingIsInVain) {
+  EXPECT_TRUE(watched_exchange().ok());  // no exchange at all
+  std::vector<Status> heard;
+  const auto asks = [](void *to, const void *, void *, size_t) {
+    static_cast<std::vector<Status> *>(to)->push_back(watched_exchange());
+    return 3;
+  };
+  const auto e = callback_exchange(asks, &heard, 0, 2);
+  EXPECT_EQ(error_of([&] { e->all_gather({}, Deadline(1)); }).code, Code::System);
+  e->watch([] { return Status{Code::PeerLost, "rank 1 is gone"}; });
+  const Status s = error_of([&] { e->all_gather({}, Deadline(1)); });
+  EXPECT_EQ(s.code, Code::PeerLost);
+  EXPECT_EQ(s.text, "rank 1 is gone");
+  ASSERT_EQ(heard.size(), 2u);
+  EXPECT_TRUE(heard[0].ok());  // nobody watches yet
+  EXPECT_EQ(heard[1].code, Code::PeerLost);
+  EXPECT_TRUE(watched_exchange().ok());
+}
+
 TEST(JobKey, ThatDiffersWithinOneJobIsSaidAtOnceAndHarmsNobodyElse) {
   const std::string address = free_address();
   const Bytes16 job{7, 7};

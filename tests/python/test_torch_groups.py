@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -337,6 +338,43 @@ def test_ranks_meet_in_a_store_that_is_written_in_python() -> None:
         assert sums == [2.0] * 4
 
     torch_ranks.run(1, body, init=False)
+
+
+class LastWord(dist.Store):
+    """Another store, for a rank that dies when it would write its blob of one round of the exchange."""
+
+    def __init__(self, store: dist.Store, round: int) -> None:
+        super().__init__()
+        self.store, self.round = store, round
+
+    def set(self, key: str, value: bytes | str) -> None:
+        if key.endswith(f"/{self.round}/1"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self.store.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return self.store.check(keys)
+
+
+@pytest.mark.parametrize("round", [2, 3, 4, 5])
+def test_a_rank_that_dies_while_a_group_is_made_is_named_by_the_others_at_once(
+    round: int, port_file: dict[str, str]) -> None:
+    """Rounds 0 and 1 carry the ranks' offers; the votes of rounds 2 to 5 are cast by ranks that are connected."""
+
+    def body() -> str:
+        rank = int(os.environ["RANK"])
+        store = _tcp_store(rank, 3)
+        if rank == 1:
+            _create(LastWord(store, round), rank, 3)
+        said = raises("rank 1 (pid", lambda: _create(store, rank, 3))
+        assert "is gone: " in said and "rendezvous of group test" in said
+        leave(store, rank, 2)
+        return said
+
+    torch_ranks.run(3, body, env=port_file, init=False, expect={1: -9})
 
 
 def connections_to(port: int) -> int:

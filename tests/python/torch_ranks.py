@@ -63,6 +63,9 @@ def init_group(folder: str, rank: int, world: int, options: Any = None) -> None:
 def _rank(connection: Any, folder: str, rank: int, world: int, task: bytes) -> None:
     body, arguments, env, seconds, init = cloudpickle.loads(task)
     assert set(_PRELOADED) <= set(sys.modules), "the server of this rank's process lacks a module"
+    with _said(folder, rank).open("ab") as file:
+        os.dup2(file.fileno(), 2)  # what a library or the C runtime says before it ends the process is in the failure's text
+    faulthandler.enable()
     faulthandler.dump_traceback_later(max(1, seconds - 2), exit=False)
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     torch.set_num_threads(1)
@@ -80,6 +83,11 @@ def _rank(connection: Any, folder: str, rank: int, world: int, task: bytes) -> N
         os._exit(1)  # a rank that failed may be in no state to say goodbye
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def _said(folder: str, rank: int) -> Path:
+    """What the rank's process wrote to stderr."""
+    return Path(folder, f"stderr.{rank}")
 
 
 def run(
@@ -136,6 +144,9 @@ def run(
                     process.kill()
                     process.join(SOON)
         if problems:
+            for rank in range(world):
+                if (file := _said(folder, rank)).exists():
+                    problems.append(f"--- rank {rank} on stderr\n{file.read_text(errors='replace')[-20000:]}")
             raise RankError("\n".join(problems))
         return results
 

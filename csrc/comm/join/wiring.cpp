@@ -74,6 +74,48 @@ void read_ballots(const Invitation &invitation, const Agreement &agreement, std:
          invitation.name, without);
 }
 
+// Looks whether a rank has gone that this rank is connected with. A rank that gives up because of another one shuts Isthmus down. So a rank that
+// has only said farewell is the cause when no other has been found for some time.
+class WatchOverPeers {
+ public:
+  WatchOverPeers(const Invitation &invitation, const Agreement &agreement, const Wiring &wiring)
+      : name_(invitation.name), rank_(invitation.rank) {
+    for (size_t q = 0; q < wiring.processes.size(); ++q) {
+      const topology::RankInfo &theirs = agreement.ranks[q].info;
+      if (const auto *process = wiring.processes[q])
+        peers_.push_back({process, formatted("rank {} (pid {} on {})", q, theirs.pid, theirs.hostname)});
+    }
+  }
+  Status operator()() {
+    const WatchedPeer *left = nullptr;
+    for (const WatchedPeer &w : peers_) {
+      if (!w.process->lost.load()) continue;
+      if (!w.process->said_farewell()) return gone(w);
+      if (!left) left = &w;
+    }
+    if (!left) return {};
+    if (left_since_ns_ == 0) left_since_ns_ = now_ns();
+    return now_ns() - left_since_ns_ < kOthersMayFollowNs ? Status{} : gone(*left);
+  }
+
+ private:
+  struct WatchedPeer {
+    const bootstrap::Peer *process;
+    std::string who;
+  };
+  static constexpr int64_t kOthersMayFollowNs = 1'000'000'000;
+
+  Status gone(const WatchedPeer &w) const {
+    return {Code::PeerLost,
+            formatted("init of '{}' on rank {}: {} is gone: {}", name_, rank_, w.who, w.process->lost_text())};
+  }
+
+  std::string name_;
+  int rank_;
+  std::vector<WatchedPeer> peers_;
+  int64_t left_since_ns_ = 0;
+};
+
 }  // namespace
 
 bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreement, const Map &map, int q, Reach reach) {
@@ -111,6 +153,7 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
     });
     if (same_host && process && !process->arena) mine.vote = Ballot::Vote::NoMemory;
   }
+  invitation.exchange.watch(WatchOverPeers(invitation, agreement, wiring));
   // Before the vote: a rank that waits inside a library would take a rank without a stream for late.
   attempt([&] {
     if (agreement.island || !device.host())

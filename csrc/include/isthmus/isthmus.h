@@ -81,7 +81,8 @@ typedef enum isthmus_redop {
 typedef struct isthmus_unique_id { char bytes[128]; } isthmus_unique_id; /* root address and job key; pass it by any means */
 
 /* All-gather of opaque blobs: `send` has `bytes` bytes, `recv` has world_size*bytes; returns 0, or not 0 on failure. Used when
- * the caller has a rendezvous of its own (torch's Store, MPI). Called a bounded number of times, only inside isthmus_init. */
+ * the caller has a rendezvous of its own (torch's Store, MPI). Called a bounded number of times, only inside isthmus_init. A function that
+ * polls asks isthmus_exchange_check() now and then. */
 typedef int (*isthmus_exchange_fn)(void *context, const void *send, void *recv, size_t bytes);
 
 typedef struct isthmus_options {
@@ -152,6 +153,10 @@ ISTHMUS_API const char *isthmus_result_name(isthmus_result result);
 ISTHMUS_API isthmus_result isthmus_unique_id_create(isthmus_unique_id *id); /* starts listening; call in ONE process, which must hold rank 0 */
 /* Collective. options NULL: rank, world size and address are the launcher's (torchrun, mpirun, srun, `isthmus launch`). */
 ISTHMUS_API isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm);
+/* For an isthmus_exchange_fn, on the thread in which isthmus_init calls it; cheap. ISTHMUS_ERR_PEER_LOST: a rank with which this one was
+ * connected is gone, and isthmus_last_error() says which. Then no blob is worth waiting for, unless it is there by now: the function returns
+ * not 0, and isthmus_init fails with this error. Anywhere else ISTHMUS_OK. */
+ISTHMUS_API isthmus_result isthmus_exchange_check(void);
 /* Collective over `comm`. Ranks with one color >= 0 form a communicator, ordered by (key, rank); color < 0: none, *result = NULL.
  * A color that cannot be made on one rank fails on all ranks of that color, at once, and the error names the rank. `comm` and the other
  * colors go on. */
