@@ -93,8 +93,10 @@ constexpr SettingRow kSettings[] = {
      true},
     {Setting::Name, "ISTHMUS_NAME", K::Text, "world", 0, 0, "", false, "name of the first communicator in messages"},
     {Setting::Ports, "ISTHMUS_PORTS", K::Ports, "", 0, 0, "", false,
-     "TCP ports to listen at, as 29600-29663: each process takes one that is free, and one more for each unique id or front "
-     "door's ticket that it made, until all ranks have met. Not MASTER_PORT, nor the port of ISTHMUS_ADDRESS: those stay. "
+     "TCP ports to listen at, as 29600-29663: each process takes one that is free, one more for each unique id that it "
+     "made, "
+     "until all ranks have met, and one for all ids that it made behind a front door. Not MASTER_PORT, nor the port of "
+     "ISTHMUS_ADDRESS: those stay. "
      "Empty: what the system gives",
      true},
     {Setting::Profile, "ISTHMUS_PROFILE", K::Text, "", 0, 0, "", false,

@@ -120,7 +120,7 @@ std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int
   check_rank(rank, world);
   const net::HostPort hp = net::split_host_port(address);
   if (world == 1) return lone_exchange();
-  if (rank != 0) return client_exchange({address}, rank, world, key, false, job);
+  if (rank != 0) return client_exchange({address}, rank, world, key, {}, job);
 
   std::vector<UniqueFd> listeners;
   const Deadline bind_until = Deadline::at_ns(std::min(deadline.ns(), Deadline(kBindSeconds).ns()));

@@ -59,8 +59,9 @@ void create_unique_id(const Settings &settings, std::span<std::byte, 128> id);
 std::unique_ptr<Exchange> id_exchange(std::span<const std::byte, 128> id, int rank, int world, const Settings &settings,
                                       Deadline deadline);
 
-// A ticket is a short unique id, for one exchange. A thread of the process that made the ticket serves the exchange until all ranks have left. So
-// rank 0 may be in another process, and the number of ranks need not be known before.
+// A ticket is a short unique id, for one exchange. One thread of the process that made tickets serves the exchanges of all of them. So rank 0 may
+// be in another process, and the number of ranks need not be known before. A ticket is valid as long as its process lives. Who comes when its
+// exchange is over is told so.
 inline constexpr size_t kTicketBytes = 72;
 void create_ticket(const Settings &settings, std::span<std::byte, kTicketBytes> ticket);
 std::unique_ptr<Exchange> ticket_exchange(std::span<const std::byte, kTicketBytes> ticket, int rank, int world);

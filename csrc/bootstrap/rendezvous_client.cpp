@@ -21,16 +21,16 @@ constexpr double kVerdictSeconds = 1.0;  // after our deadline: so long rank 0 h
 
 class RendezvousClient final : public Exchange {
  public:
-  RendezvousClient(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key, bool served,
-                   const Bytes16 &job)
+  RendezvousClient(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key,
+                   std::optional<uint32_t> ticket, const Bytes16 &job)
       : addresses_(std::move(addresses)),
         rank_(rank),
         world_(world),
         key_(key),
         job_(job),
-        served_(served),
-        root_(served ? "the process that made the id" : "rank 0") {
-    whole_root_ = served ? root_ : formatted("rank 0 of {}", world);
+        ticket_(ticket),
+        root_(ticket ? "the process that made the id" : "rank 0") {
+    whole_root_ = ticket ? root_ : formatted("rank 0 of {}", world);
     for (const std::string &a : addresses_) where_ += (where_.empty() ? "" : ", ") + a;
   }
 
@@ -62,14 +62,14 @@ class RendezvousClient final : public Exchange {
     std::string last = "no attempt was made";
     int64_t foreign_since = 0, refused_since = 0;
     for (int64_t wait = 5'000'000;; wait = std::min<int64_t>(wait * 2, 200'000'000)) {
-      bool refused = served_;
+      bool refused = ticket_.has_value();
       try {
         if (attempt(deadline, last, refused)) return;
       } catch (const Error &e) {
         if (foreign_since == 0 || e.code() != Code::Timeout) last = e.text();
         if (e.code() == Code::Auth) {
           if (foreign_since == 0) foreign_since = now_ns();
-          if (other_key_ || deadline.passed() || now_ns() - foreign_since > kForeignGraceNs)
+          if (other_key_ || unknown_ || deadline.passed() || now_ns() - foreign_since > kForeignGraceNs)
             fail(Code::Auth, "rank {}: {}", rank_, last);
         } else if (e.code() == Code::Mismatch) {
           fail(Code::Mismatch, "rank {}: {}", rank_, last);
@@ -79,9 +79,7 @@ class RendezvousClient final : public Exchange {
       }
       refused_since = !refused ? 0 : refused_since != 0 ? refused_since : now_ns();
       if (refused_since != 0 && now_ns() - refused_since > kRefusedGraceNs)
-        fail(Code::System,
-             "rank {}: {} no longer listens at {} ({}): the other ranks have ended their meeting, or it has ended itself",
-             rank_, root_, where_, last);
+        fail(Code::System, "rank {}: {} no longer listens at {} ({}): it has ended", rank_, root_, where_, last);
       if (deadline.passed() && foreign_since != 0) fail(Code::Auth, "rank {}: {}", rank_, last);
       if (deadline.passed())
         fail(
@@ -107,6 +105,8 @@ class RendezvousClient final : public Exchange {
     }
     // For each step anew: somebody who accepts the connection and says nothing takes the time of no other address.
     const auto soon = [&] { return Deadline::at_ns(std::min(deadline.ns(), Deadline(kConnectSeconds).ns())); };
+    const size_t tried = all.size();
+    size_t strangers = 0;
     net::ConnectRace race(std::move(all));
     std::optional<Error> trouble;
     UniqueFd fd;
@@ -123,11 +123,17 @@ class RendezvousClient final : public Exchange {
           fail(Code::Auth, "{} at {} has another ISTHMUS_JOB_KEY than this rank; give all ranks of the job the same one",
                root_, race.address(which).text());
         trouble = e;
+        ++strangers;
+        if (ticket_)
+          trouble = Error(Code::Auth,
+                          formatted("{} does not know this ticket: it was not made by the process that listens there now",
+                                    race.address(which).text()));
       } catch (const Error &e) {
         if (e.code() == Code::Mismatch) throw;
         if (!trouble || e.code() == Code::Auth) trouble = e;
       }
     }
+    unknown_ = ticket_ && strangers == tried;
     if (trouble) throw Error(*trouble);
     refused &= race.nobody_listens();
     if (const std::string why = race.why(); !why.empty()) last = why;
@@ -140,6 +146,7 @@ class RendezvousClient final : public Exchange {
     hello.index = static_cast<uint32_t>(rank_);
     hello.count = static_cast<uint32_t>(world_);
     hello.process = rendezvous_process();
+    hello.ticket = ticket_.value_or(0);
     net::dial(fd.get(), hello, key_, formatted("{} at {}", root_, address.text()), greeted);
     net::ByteVector message;
     append_join(message, {::getpid(), host_name()});
@@ -208,11 +215,12 @@ class RendezvousClient final : public Exchange {
   const std::vector<std::string> addresses_;
   const int rank_, world_;
   const Bytes16 key_, job_;
-  bool other_key_ = false;  // an end that holds another key names this job
-  const bool served_;       // by a process that listens before anybody connects
-  const std::string root_;  // the other end, in messages
-  std::string whole_root_;  // the other end with the number of ranks
-  std::vector<Blob> came_;  // in the round that goes on, or in the one that failed
+  bool other_key_ = false;                // an end that holds another key names this job
+  bool unknown_ = false;                  // at all addresses of the ticket somebody answers, and nobody knows it
+  const std::optional<uint32_t> ticket_;  // of a process that listens before anybody connects; empty: the root is rank 0
+  const std::string root_;                // the other end, in messages
+  std::string whole_root_;                // the other end with the number of ranks
+  std::vector<Blob> came_;                // in the round that goes on, or in the one that failed
   std::string where_;
   UniqueFd fd_;
   net::FrameReader reader_{kMaxRendezvousBody};
@@ -223,8 +231,8 @@ class RendezvousClient final : public Exchange {
 }  // namespace
 
 std::unique_ptr<Exchange> client_exchange(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key,
-                                          bool served, const Bytes16 &job) {
-  return std::make_unique<RendezvousClient>(std::move(addresses), rank, world, key, served, job);
+                                          std::optional<uint32_t> ticket, const Bytes16 &job) {
+  return std::make_unique<RendezvousClient>(std::move(addresses), rank, world, key, ticket, job);
 }
 
 }  // namespace isthmus::bootstrap

@@ -70,6 +70,7 @@ class Roster {
   int world() const noexcept { return static_cast<int>(by_rank_.size()); }  // 0: not known yet
   // The lowest rank that is elsewhere: 1, or 0 where the root stands for none.
   size_t first() const noexcept { return first_; }
+  bool serves_all() const noexcept { return first_ == 0; }  // the root stands for no rank
   // nullptr: not arrived, or no such rank. Rank 0 of a root that stands for it never arrives.
   RootClient *at(size_t rank) const noexcept { return rank < by_rank_.size() ? by_rank_[rank] : nullptr; }
   void seat(RootClient &c) { by_rank_[c.hello.index] = &c; }

@@ -1,6 +1,8 @@
 // The two ends of a rendezvous over TCP: the root serves, and the clients ask.
 #pragma once
 
+#include <optional>
+
 #include "base/handles.hpp"
 #include "bootstrap/rendezvous.hpp"
 #include "net/address.hpp"
@@ -10,12 +12,10 @@ namespace isthmus::bootstrap {
 // `where` is the address as messages show it. `job`: what names the job (job_name()), or zero.
 std::unique_ptr<Exchange> root_exchange(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key,
                                         const Bytes16 &job = {});
-// The root stands for no rank: all ranks are clients, and the first that comes says how many there are. Returns when all have left. One
-// thread calls it.
-void serve_exchange(std::vector<UniqueFd> listeners, std::string where, const Bytes16 &key);
-// `addresses`: "host:port", tried in order. `served`: serve_exchange() is the root, not rank 0.
+// `addresses`: "host:port", tried side by side. `ticket`: the number of the ticket with which the client comes. Then the root is the server of
+// the tickets of some process, and stands for no rank. Empty: the root is rank 0.
 std::unique_ptr<Exchange> client_exchange(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key,
-                                          bool served = false, const Bytes16 &job = {});
+                                          std::optional<uint32_t> ticket = {}, const Bytes16 &job = {});
 // The exchange of a world of one.
 std::unique_ptr<Exchange> lone_exchange();
 

@@ -111,14 +111,18 @@ void Gate::accept_some() {
   }
 }
 
-bool Gate::prove(Client &client, std::vector<Guest> &guests) {
-  std::vector<Bytes16> keys;
-  {
-    const Lock lock(keys_mutex_);
-    keys = keys_;
+std::vector<Bytes16> Gate::keys_for(const Hello &hello) {
+  if (key_of_) {
+    const std::optional<Bytes16> key = key_of_(hello);
+    return key ? std::vector<Bytes16>{*key} : std::vector<Bytes16>{};
   }
+  const Lock lock(keys_mutex_);
+  return keys_;
+}
+
+bool Gate::prove(Client &client, std::vector<Guest> &guests) {
   ByteVector reply;
-  for (const Bytes16 &key : keys) {
+  for (const Bytes16 &key : keys_for(client.acceptor.hello())) {
     if (!client.acceptor.try_key(key, reply)) continue;
     if (send_some(client.fd.get(), reply) != static_cast<ssize_t>(reply.size())) {
       refuse(client.from, kLeft);

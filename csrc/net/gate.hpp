@@ -11,7 +11,9 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
+#include <optional>
 
 #include "base/lock.hpp"
 #include "net/fork_guard.hpp"
@@ -38,6 +40,9 @@ class Gate {
   // Any thread. Keys are counted: each add needs its drop. The caller wakes the owner after an add, and service() looks again.
   void add_key(const Bytes16 &key);
   void drop_key(const Bytes16 &key) noexcept;
+  // Before the first client. A gate with very many keys finds the one that a hello means, and tries no other. Empty: no key is meant.
+  using KeyOf = std::function<std::optional<Bytes16>(const Hello &)>;
+  void find_keys(KeyOf key_of) { key_of_ = std::move(key_of); }
   void set_job(const Bytes16 &job) { job_ = job; }  // before the first client; a refused client is told the job
   int fd() const noexcept { return epoll_.get(); }  // readable when service() has work
   int64_t next_deadline_ns() const noexcept;        // when service() must run at the latest; INT64_MAX: never
@@ -67,6 +72,7 @@ class Gate {
   };
   void accept_some();
   bool advance(Client &client, std::vector<Guest> &guests);  // false: the client is out of the gate, as a guest or refused
+  std::vector<Bytes16> keys_for(const Hello &hello);
   bool prove(Client &client, std::vector<Guest> &guests);
   void refuse(const std::string &from, const std::string &why);
   void listen(bool on);
@@ -82,6 +88,7 @@ class Gate {
   Mutex keys_mutex_;
   std::vector<Bytes16> keys_ ISTHMUS_GUARDED_BY(keys_mutex_);
   std::atomic<bool> keys_changed_{false};
+  KeyOf key_of_;  // empty: the keys are those of add_key()
   std::atomic<int> descriptors_{0};
   Bytes16 job_{};
   std::map<uint32_t, std::string> keyless_;  // at most kMostKeyless

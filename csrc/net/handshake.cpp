@@ -59,10 +59,10 @@ ByteVector encode(const Hello &m) {
   Writer w(out);
   w.bytes(kMagic)
       .number(m.version)
-      .number(uint16_t{0})
+      .number(static_cast<uint16_t>(m.ticket))
       .number(static_cast<uint8_t>(m.role))
       .number(uint8_t{0})
-      .number(uint16_t{0});
+      .number(static_cast<uint16_t>(m.ticket >> 16));
   w.number(m.index).number(m.count).bytes16(m.nonce).bytes16(m.process);
   return out;
 }
@@ -81,10 +81,10 @@ std::optional<Hello> parse_hello(std::span<const std::byte> bytes, std::string &
     return {};
   }
   m.version = r.number<uint16_t>();
-  r.number<uint16_t>();
+  m.ticket = r.number<uint16_t>();
   const uint8_t role = r.number<uint8_t>();
   r.number<uint8_t>();
-  r.number<uint16_t>();
+  m.ticket |= uint32_t{r.number<uint16_t>()} << 16;
   m.role = static_cast<Role>(role);
   m.index = r.number<uint32_t>();
   m.count = r.number<uint32_t>();

@@ -1,7 +1,7 @@
 // Every connection starts with a mutual challenge and response, which proves that both ends hold the same 128-bit job key.
 //
 //   dialer                                                         acceptor
-//   Hello    magic, version, role, index, count, nonce, process ->
+//   Hello    magic, version, ticket, role, index, count, nonce, process ->
 //                                                               <- Challenge  magic, version, nonce, process
 //   Proof    MAC(key, "D", Hello, Challenge)                    ->
 //                                                               <- Verdict  status, MAC(key, "A" status, Hello, Challenge);
@@ -9,7 +9,8 @@
 //
 // The dialer proves first. So an acceptor with several keys learns which key is meant, and a client without a key learns nothing.
 // These four messages are the same in all protocol versions. Two ends of different versions authenticate each other all the same, and
-// then both know beyond doubt which versions met.
+// then both know beyond doubt which versions met. The number of the ticket stands in two fields that the first versions sent as zero and
+// nobody read.
 #pragma once
 
 #include <optional>
@@ -26,8 +27,9 @@ enum class Role : uint8_t { Control = 1, Data = 2, Rendezvous = 3 };
 struct Hello {
   uint16_t version = kProtocolVersion;
   Role role = Role::Control;
-  uint32_t index = 0;  // Data: number of the stream; Rendezvous: rank
-  uint32_t count = 0;  // Data: streams in all; Rendezvous: world size
+  uint32_t index = 0;   // Data: number of the stream; Rendezvous: rank
+  uint32_t count = 0;   // Data: streams in all; Rendezvous: world size
+  uint32_t ticket = 0;  // Rendezvous with a ticket: the ticket's number, which says what key the dialer will prove
   Bytes16 nonce{}, process{};
 };
 struct Challenge {

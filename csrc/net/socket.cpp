@@ -88,8 +88,10 @@ int try_listen_tcp(const Address &address, PortRange ports, uint16_t fixed, Uniq
 
 std::string used_up_text(PortRange ports, const Address &address) {
   return formatted(
-      "ISTHMUS_PORTS={}-{}: none of its {} port{} is free at {}. Each process takes one, and one more for each unique id or "
-      "front door's ticket that it made, until all ranks have met; the port of the rendezvous is left out. Give a larger "
+      "ISTHMUS_PORTS={}-{}: none of its {} port{} is free at {}. Each process takes one, one more for each unique id that "
+      "it "
+      "made, until all ranks have met, and one for all ids that it made behind a front door; the port of the rendezvous is "
+      "left out. Give a larger "
       "range, in the firewall too, or end what holds them (`ss -ltnp` shows it)",
       ports.first, ports.last, ports.count(), ports.count() == 1 ? "" : "s", address.host());
 }

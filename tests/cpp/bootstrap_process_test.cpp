@@ -289,6 +289,32 @@ TEST(Fork, AChildTakesPartInARendezvousUnderANameOfItsOwn) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
+TEST(Fork, AChildMakesTicketsOfItsOwnAndTheParentsTicketsServeOn) {
+  Settings settings;
+  settings.set("ISTHMUS_INTERFACE", "127.0.0.1");
+  const auto make = [&] {
+    std::array<std::byte, kTicketBytes> ticket{};
+    create_ticket(settings, ticket);
+    return ticket;
+  };
+  const auto meet_alone = [](const std::array<std::byte, kTicketBytes> &ticket) {
+    return error_of([&] { ticket_exchange(ticket, 0, 1)->all_gather({}, Deadline(soon())); });
+  };
+  const auto first = make(), second = make();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const Status own = meet_alone(make()), parents = meet_alone(first);
+    for (const Status &s : {own, parents})
+      if (!s.ok()) std::fprintf(stderr, "%s\n", s.text.c_str());
+    ::_exit(own.ok() && parents.ok() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  const Status s = meet_alone(second);
+  EXPECT_TRUE(s.ok()) << s.text;
+}
+
 const std::string kLong = std::to_string(2 * soon());
 
 TEST(KillDuringRendezvous, OfAWaitingRankIsNamedOnAllOthers) {

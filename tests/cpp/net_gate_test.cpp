@@ -117,6 +117,40 @@ TEST(Gate, LetsInWhoeverProvesAKey) {
   }
 }
 
+TEST(Gate, FindsTheKeyThatAHelloNamesAndTriesNoOther) {
+  Gate gate(kProcess, Gate::UnknownKey::Refuse);
+  gate.find_keys([](const Hello &h) -> std::optional<Bytes16> {
+    if (h.ticket != 0x12345678) return {};
+    return kKey;
+  });
+  UniqueFd listener = listen_tcp(numeric_address("127.0.0.1:1").with_port(0));
+  const Address at = local_address(listener.get());
+  gate.add_listener(std::move(listener));
+  const auto dialed = [&](uint32_t ticket, const Bytes16 &key, std::vector<Guest> &guests) {
+    auto code = std::async(std::launch::async, [&] {
+      try {
+        UniqueFd fd;
+        EXPECT_EQ(connect_tcp(at, Deadline(soon()), fd), 0);
+        Hello h;
+        h.role = Role::Rendezvous;
+        h.ticket = ticket;
+        dial(fd.get(), h, key, "the gate", Deadline(soon()));
+      } catch (const Error &e) { return e.code(); }
+      return Code::Ok;
+    });
+    while (code.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) gate.service(guests);
+    gate.service(guests);
+    return code.get();
+  };
+  std::vector<Guest> guests;
+  EXPECT_EQ(dialed(0x12345678, kOther, guests), Code::Auth);
+  EXPECT_EQ(dialed(0x5678, kKey, guests), Code::Auth);  // all 32 bits of the number count
+  EXPECT_TRUE(guests.empty());
+  EXPECT_EQ(dialed(0x12345678, kKey, guests), Code::Ok);
+  ASSERT_EQ(guests.size(), 1u);
+  EXPECT_EQ(guests[0].hello.ticket, 0x12345678u);
+}
+
 TEST(Gate, RefusesAWrongKeyAtOnceOrWhenItsTimeIsOver) {
   Doorkeeper strict;
   strict.gate.add_key(kKey);

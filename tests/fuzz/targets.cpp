@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "bootstrap/control_wire.hpp"
 #include "bootstrap/rendezvous_wire.hpp"
+#include "bootstrap/ticket_wire.hpp"
 #include "comm/blob.hpp"
 #include "link/arena.hpp"
 #include "link/memory.hpp"
@@ -165,6 +166,36 @@ std::vector<Bytes> rendezvous_seeds() {
   std::array<std::byte, 128> id;
   bootstrap::pack_unique_id({{7}, {"127.0.0.1:29501", "[::1]:29501"}}, id);
   out.push_back(seed(id));
+  return out;
+}
+
+// As it is, and with the checksum that it would have, without which hardly any is read.
+void ticket(const uint8_t *data, size_t size) {
+  std::array<std::byte, bootstrap::kTicketBytes> bytes{};
+  std::memcpy(bytes.data(), data, std::min(size, bytes.size()));
+  for (int sealed = 0; sealed < 2; ++sealed) {
+    if (sealed) bootstrap::seal_ticket(bytes);
+    try {
+      const auto t = bootstrap::unpack_ticket(bytes);
+      must(!t.addresses.empty() && t.addresses.size() <= 6);
+      std::array<std::byte, bootstrap::kTicketBytes> again;
+      must(bootstrap::pack_ticket(t, again) == t.addresses.size() && again == bytes);
+    } catch (const Error &error) { must(error.code() == Code::Argument || error.code() == Code::Mismatch); }
+  }
+}
+
+std::vector<Bytes> ticket_seeds() {
+  std::vector<Bytes> out;
+  const auto add = [&](std::initializer_list<const char *> addresses) {
+    bootstrap::Ticket t{0x12345678, {7}, {}};
+    for (const char *a : addresses) t.addresses.push_back(net::numeric_address(a));
+    std::array<std::byte, bootstrap::kTicketBytes> bytes;
+    bootstrap::pack_ticket(t, bytes);
+    out.push_back(seed(bytes));
+  };
+  add({"127.0.0.1:29501"});
+  add({"10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3", "[fd00::1]:4"});
+  add({"[fd00::1]:1", "[fd00::2]:65535"});
   return out;
 }
 
@@ -429,6 +460,7 @@ const std::vector<Target> &targets() {
                                        {"endpoint", endpoint, endpoint_seeds},
                                        {"greeting", greeting, greeting_seeds},
                                        {"rendezvous", rendezvous, rendezvous_seeds},
+                                       {"ticket", ticket, ticket_seeds},
                                        {"address", address, address_seeds},
                                        {"blob", blob, blob_seeds},
                                        {"profile", profile, profile_seeds, 15'000},

@@ -5,7 +5,6 @@ pynccl.py RANK RANKS FOLDER CASE, on simulated devices. Prints what the case fou
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import json
@@ -162,28 +161,42 @@ def scalable() -> Any:
     return all_reduce(comm)
 
 
-def meetings() -> int:
-    """How many threads of this process serve one."""
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
-            names.append((task / "comm").read_text().strip())
-    return names.count("isthmus-meeting")
+def joined(found: UniqueId, rank: int, ranks: int) -> tuple[int, str]:
+    """What the C library says to a rank that comes to the meeting of an id: the code, and the text of an error."""
+    isthmus, meeting = ctypes.CDLL(os.environ["LIBISTHMUS"]), ctypes.c_void_p()
+    isthmus.isthmus_last_error.restype = ctypes.c_char_p
+    code = isthmus.isthmus_meeting_join(bytes(found)[56:], rank, ranks, ctypes.c_double(SOON), ctypes.byref(meeting))
+    code = code or isthmus.isthmus_meeting_exchange(meeting, None, None, ctypes.c_size_t(0))
+    text = isthmus.isthmus_last_error().decode() if code else ""
+    isthmus.isthmus_meeting_leave(meeting)
+    return code, text
 
 
 def several_ids() -> Any:
-    """One each, all of rank 0. No meeting goes on when the communicator is there."""
+    """One each, all of rank 0. No meeting of a further one goes on when the communicator is there."""
     ids = unique_ids(5)
-    comm, until = ctypes.c_void_p(), time.monotonic() + SOON
-    while RANK == 0 and meetings() < len(ids) and time.monotonic() < until:
-        time.sleep(0.01)
-    begun = meetings()
+    comm = ctypes.c_void_p()
     code = library.ncclCommInitRankScalable(ctypes.byref(comm), RANKS, RANK, len(ids), ids, None)
     sound(code, "ncclCommInitRankScalable")
-    result, until = all_reduce(comm), time.monotonic() + SOON
-    while meetings() and time.monotonic() < until:
-        time.sleep(0.01)
-    return [begun, meetings(), result]
+    return [all_reduce(comm), [joined(one, 0, 1) for one in ids[1:]] if RANK == 0 else []]
+
+
+def kept(folder: str) -> int:
+    return sum(1 for _ in Path(f"/proc/self/{folder}").iterdir())
+
+
+def many_ids() -> Any:
+    """Two thousand. The last and the first are used, and the rest costs neither threads nor descriptors."""
+    before = kept("task"), kept("fd")
+    ids = unique_ids(2000)
+    more = [now - then for now, then in zip((kept("task"), kept("fd")), before, strict=True)]
+    results = []
+    for one in (ids[-1], ids[0]):
+        comm = ctypes.c_void_p()
+        sound(library.ncclCommInitRank(ctypes.byref(comm), RANKS, one, RANK), "ncclCommInitRank")
+        results.append(all_reduce(comm))
+        sound(library.ncclCommDestroy(comm), "ncclCommDestroy")
+    return [more, results]
 
 
 def with_config() -> Any:
@@ -389,6 +402,7 @@ cases: dict[str, Callable[[], Any]] = {
         types,
         scalable,
         several_ids,
+        many_ids,
         with_config,
         too_long,
         every_config,

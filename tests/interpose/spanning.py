@@ -168,15 +168,6 @@ def says(folder: Path, number: int, text: str) -> Callable[[], bool]:
     return lambda: log.exists() and text in log.read_text()
 
 
-def serves_a_meeting(process: subprocess.Popen[bytes]) -> bool:
-    """It made an id, and listens for those who come with it."""
-    names = []
-    for task in Path(f"/proc/{process.pid}/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # it has ended
-            names.append(task.read_text().strip())
-    return "isthmus-meeting" in names
-
-
 def check(ranks: Sequence[Rank]) -> None:
     """All ended well, and none was told of an error."""
     for number, rank in enumerate(ranks):

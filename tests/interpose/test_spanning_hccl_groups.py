@@ -10,7 +10,7 @@ import pytest
 
 from doors import DOORS, HERE, compile_c, preloaded
 from spanning import GAP, HANDED, SPANS, TWO_DEVICES, Rank, at_once, check, fleet, given, run, summed, sums
-from test_spanning_census import late, when_two_have_gone
+from test_spanning_census import OVER, late, when_two_have_gone
 from test_spanning_collectives import contribution
 from test_spanning_hccl import NOT_SUPPORTED, PARAMETER, labelled
 
@@ -132,7 +132,7 @@ def test_a_thread_that_cannot_be_made_fails_the_group_and_no_rank_begins(
 
 
 def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
-    """They are with the library by then, and nobody listens for it any more."""
+    """They are with the library by then, and it hears at once that the census is over."""
     ranks = fleet("hhh")
     at_once(ranks[:2])
     sums(ranks, "init")
@@ -142,7 +142,7 @@ def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: di
     run(ranks, scripted, tmp_path, meanwhile=when_two_have_gone(tmp_path))
     check(ranks)
     assert all(rank.output == summed(3) for rank in ranks)
-    assert "no longer listens" in ranks[2].logged and "taken for ranks without Isthmus" in ranks[2].logged
+    assert OVER in ranks[2].logged and "taken for ranks without Isthmus" in ranks[2].logged
 
 
 def test_a_part_works_on_the_device_of_its_parent(scripted: dict[str, Path]) -> None:

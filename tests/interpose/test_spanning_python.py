@@ -17,6 +17,7 @@ from interpose_entries import read_table
 from patience import SOON, patient
 from spanning import SPANS, environment
 
+LIBISTHMUS = DOORS["nccl"].path.parents[1] / "csrc" / "api" / "libisthmus.so"
 ROWS = read_table(ROOT / "csrc" / "interpose" / "nccl.symbols")
 
 
@@ -95,9 +96,20 @@ def test_several_ids_and_a_configuration(tmp_path: Path) -> None:
 
 
 def test_the_meetings_of_further_ids_end(tmp_path: Path) -> None:
-    found = job("nan", "several_ids", tmp_path)
-    assert [told[:2] for told in found] == [[5, 0], [0, 0], [0, 0]]
-    assert [told[2] for told in found] == [[6.0] * 3] * 3
+    found = job("nan", "several_ids", tmp_path, LIBISTHMUS=str(LIBISTHMUS))
+    assert [result for result, _ in found] == [[6.0] * 3] * 3
+    assert len(found[0][1]) == 4
+    for code, text in found[0][1]:
+        assert code == 8 and " is over: all its ranks met and have left" in text, text
+
+
+def test_a_program_may_make_two_thousand_ids_and_use_any_of_them(tmp_path: Path) -> None:
+    """The process that makes them has one more thread, one listening socket for each address of lo, the set that watches
+    them, and the library's few files. Those who use an id are of several vendors."""
+    found = job("na", "many_ids", tmp_path)
+    assert [results for _, results in found] == [[[3.0] * 3] * 2] * 2
+    (threads, descriptors), _ = found[0]
+    assert threads <= 1 and descriptors < 16, found[0]
 
 
 def test_a_configuration_of_a_call_is_a_hint_unless_it_cannot_be_ignored(tmp_path: Path) -> None:
@@ -189,5 +201,4 @@ def test_every_other_function_refuses_our_communicator(letter: str, tmp_path: Pa
 
 
 def test_a_forked_child_may_take_part_in_the_census(tmp_path: Path) -> None:
-    library = DOORS["nccl"].path.parents[1] / "csrc" / "api" / "libisthmus.so"
-    assert job("n", "forked", tmp_path, LIBISTHMUS=str(library)) == [0]
+    assert job("n", "forked", tmp_path, LIBISTHMUS=str(LIBISTHMUS)) == [0]

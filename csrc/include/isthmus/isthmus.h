@@ -250,7 +250,8 @@ ISTHMUS_API void isthmus_set_interrupt_check(int (*check)(void));
 #define ISTHMUS_TICKET_BYTES 72
 typedef struct isthmus_ticket { char bytes[ISTHMUS_TICKET_BYTES]; } isthmus_ticket; /* address and key; pass it by any means */
 typedef struct isthmus_meeting *isthmus_meeting_t; /* one rank's place in one meeting */
-/* For one meeting. A thread of this process serves it until all ranks have left; each of them, rank 0 too, may be in any process. */
+/* For one meeting, while this process lives: one thread of it serves all its tickets. Each rank, rank 0 too, may be in any process. Who comes
+ * when the meeting is over is told so. Of more than a million tickets the oldest are forgotten. */
 ISTHMUS_API isthmus_result isthmus_meeting_create(isthmus_ticket *ticket);
 /* Does not wait. timeout: seconds, of each exchange; 0: ISTHMUS_TIMEOUT. A forked child may take part. */
 ISTHMUS_API isthmus_result isthmus_meeting_join(const isthmus_ticket *ticket, int rank, int world_size, double timeout,

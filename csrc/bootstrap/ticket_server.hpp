@@ -1,0 +1,62 @@
+// Serves all tickets that this process made for one set of addresses: one thread, one set of listening sockets.
+//
+//   a client --gate: which ticket? does it hold the ticket's key?--> the ticket's gathering, which begins with its first client
+//                                                              \--> told that the meeting is over, and how it ended
+//
+// The thread waits in one place, for all clients. So a client that says nothing, or reads nothing, holds up no other ticket's clients.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/lock.hpp"
+#include "bootstrap/gathering.hpp"
+#include "bootstrap/ticket_book.hpp"
+#include "bootstrap/ticket_wire.hpp"
+#include "net/gate.hpp"
+
+namespace isthmus::bootstrap {
+
+class TicketServer {
+ public:
+  // Begins its thread, which lives as long as the process. Listeners for which a ticket has no room are closed. Throws
+  // Error(Resource): there is no thread. Then it is destroyed; else it never is.
+  explicit TicketServer(std::vector<UniqueFd> listeners);
+  Ticket make();  // any thread
+
+ private:
+  // Hears that its meeting is over. What it sends is not looked at.
+  struct LateClient {
+    UniqueFd fd;
+    net::ByteVector words;
+    size_t sent = 0, heard = 0;
+    int64_t until_ns = 0;
+  };
+  using Gatherings = std::map<uint64_t, Gathering>;
+
+  void run() noexcept;
+  void turn();
+  void wait();
+  void hear();
+  void admit(net::Guest &&guest);
+  void serve();
+  bool serve(uint64_t number, Gathering &gathering);
+  void note_over(uint64_t number, const Status &failure);
+  void tell_late(UniqueFd fd, const Status &over);
+  bool stays(LateClient &client);
+
+  std::vector<net::Address> addresses_;
+  std::string where_;
+  net::Gate gate_;
+  Guarded<TicketBook> book_;
+  Gatherings going_;  // by the number of the ticket
+  std::deque<LateClient> late_;
+  std::vector<pollfd> fds_;  // of the gate, of all gatherings in their order, and of late clients
+  std::thread thread_;
+};
+
+}  // namespace isthmus::bootstrap
