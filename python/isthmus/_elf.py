@@ -5,16 +5,19 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Elf", "NotElf", "mentions", "read"]
+__all__ = ["Elf", "NotElf", "constants_with", "mentions", "read"]
 
 _DYN = 3  # e_type of shared libraries, and of executables that can be loaded at any address
 _LOAD, _DYNAMIC, _INTERP, _NOTE = 1, 2, 3, 4
+_PROGBITS = 1  # a section with bytes in the file
 _NEEDED, _HASH, _STRTAB, _SYMTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 4, 5, 6, 10, 14, 15, 29
 _GNU_HASH = 0x6FFFFEF5
+_WRITABLE = 2  # of a program header's flags
+_MOST_CONSTANTS = 256 << 20  # so many bytes of a file's constants are searched
 
 
 class NotElf(ValueError):
@@ -77,6 +80,27 @@ def mentions(path: str | Path, text: str) -> str:
     return ""
 
 
+def constants_with(path: str | Path, patterns: Sequence[bytes]) -> list[bytes]:
+    """The first match of each pattern in the file's constants. Empty: not all match, or the file is no ELF object.
+
+    Raises OSError. The constants are the sections .rodata, or all that is loaded read-only where the file names no sections.
+    Code for devices, which may have gigabytes, is in sections of its own.
+    """
+    found: list[bytes] = []
+    with open(path, "rb") as file:
+        try:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
+                spans = _Reader(Path(path), image).constants()
+                for pattern in map(re.compile, patterns):
+                    text = next((m[0] for begin, end in spans if (m := pattern.search(image, begin, end))), None)
+                    if text is None:
+                        return []
+                    found.append(text)
+        except (NotElf, ValueError, struct.error, OverflowError):
+            return []
+    return found
+
+
 def _occurrences(text: bytes, part: bytes) -> Iterator[int]:
     at = text.find(part)
     while at >= 0:
@@ -133,6 +157,30 @@ class _Reader:
                     if tag == 0:
                         return
                     yield tag, value
+
+    def constants(self) -> list[tuple[int, int]]:
+        """Where the file's constants begin and end, up to _MOST_CONSTANTS bytes together."""
+        spans = self.rodata() or [
+            (h[2], h[2] + h[5]) for h in self.headers if h[0] == _LOAD and not h[1] & _WRITABLE and h[5] > 0
+        ]
+        left, kept = _MOST_CONSTANTS, []
+        for begin, end in spans:
+            end = min(end, len(self.image), begin + left)
+            if begin < end:
+                kept.append((begin, end))
+                left -= end - begin
+        return kept
+
+    def rodata(self) -> list[tuple[int, int]]:
+        (table,) = struct.unpack_from("<Q", self.image, 40)
+        size, count, names = struct.unpack_from("<HHH", self.image, 58)
+        if not table or size != 64 or names >= count:
+            return []
+        # name, type, flags, address, offset, bytes; then four more
+        sections = [struct.unpack_from("<IIQQQQ", self.image, table + i * size) for i in range(count)]
+        texts = sections[names][4]
+        wanted = re.compile(r"\.l?rodata(\..*)?")
+        return [(s[4], s[4] + s[5]) for s in sections if s[1] == _PROGBITS and wanted.fullmatch(self.text(texts + s[0]))]
 
     def offset(self, address: int) -> int:
         for kind, _, offset, start, _, in_file, _, _ in self.headers:

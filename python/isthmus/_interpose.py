@@ -14,7 +14,7 @@ from ._doors import AUDITOR, DOORS, HOOK, Door, door_of_file, in_preload, read
 from ._errors import ArgumentError
 from ._programs import VLLM_PATH, Program, User, answer
 
-__all__ = ["Choice", "beside_the_program", "choose", "door_here", "users_of_a_door", "wanted_door"]
+__all__ = ["Choice", "beside_the_program", "choose", "door_here", "hidden_text", "users_of_a_door", "wanted_door"]
 
 _SANITIZER = re.compile(r"lib(a|t|l|m|ub|hwa)san\.so")
 
@@ -85,6 +85,7 @@ def choose(
                 f"{user.file} needs {', '.join(lacks)}, newer than the front door: it would not start behind it"
             )
     choice = Choice(door, why)
+    _say_hidden(program, choice, asked=bool(vendor or wanted_door()))
     if hook is None:
         opened = [user.name for user in program.users if user.how == "path" and user.name != "vllm"]
         hook = bool(opened) and not audit
@@ -106,10 +107,29 @@ def choose(
     return choice
 
 
+def hidden_text(user: User) -> str:
+    """Why no door gets the calls of a part with how "hidden"."""
+    return (
+        f"{user.file} has {user.door.name} linked in statically, where no front door can take its calls: they run without "
+        f"Isthmus; link it with {user.door.soname} instead"
+    )
+
+
+def _say_hidden(program: Program, choice: Choice, asked: bool) -> None:
+    """Refuses a program whose every use of the library is hidden, unless the door was asked for. Else adds lines."""
+    users = [user for user in program.users if user.door == choice.door]
+    hidden = [user for user in users if user.how == "hidden"]
+    if hidden and len(hidden) == len(users) and not asked:
+        text = hidden_text(hidden[0])
+        raise ArgumentError(f"{text}, or start it all the same: --vendor {choice.door.library}")
+    choice.words += [hidden_text(user) for user in hidden]
+
+
 def users_of_a_door(program: Program) -> list[User]:
     """The parts of the program that decide which vendor's door the program gets.
 
-    pyhccl decides only where HCCL is installed: without HCCL pyhccl may be installed too, and is of no use.
+    pyhccl decides only where HCCL is installed: without HCCL pyhccl may be installed too, and is of no use. A part whose use
+    is hidden decides only where no other part uses a library.
     """
     packages = program.python.folders if program.python else ()
 
@@ -117,7 +137,8 @@ def users_of_a_door(program: Program) -> list[User]:
         there = answer(program, user, "now", user.door).library or user.door.installed(program.environment, packages)
         return there is not None
 
-    return [user for user in program.users if user.name != "pyhccl" or has_library(user)]
+    users = [user for user in program.users if user.name != "pyhccl" or has_library(user)]
+    return [user for user in users if user.how != "hidden"] or users
 
 
 def _behind(program: Program) -> str:

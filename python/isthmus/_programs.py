@@ -19,6 +19,7 @@ from pathlib import Path
 from . import _elf
 from ._doors import DOORS, FOLDER, HOOK, Door, door_of_file, read
 from ._errors import ArgumentError
+from ._inside import library_inside
 from ._loader import Loaded, Process
 
 __all__ = ["VARIABLES", "VLLM_PATH", "WAYS", "Answer", "Program", "Python", "User", "answer", "examine", "python_users"]
@@ -84,7 +85,9 @@ class User:
     name: str
     file: Path | None  # None: Python code that opens the library itself
     door: Door  # the vendor
-    how: str  # "linked"; "name" or "path": the part opens the library by `text`; "inside": the file contains the library
+    # "linked"; "name" or "path": the part opens the library by `text`; "inside": the file contains the library; "hidden": so
+    # it does, and shows none of its functions
+    how: str
     text: str = ""  # the name or the path
     functions: frozenset[str] = frozenset()  # the vendor's functions that the part calls or contains
 
@@ -338,6 +341,9 @@ def _of_file(name: str, file: Path, elf: _elf.Elf) -> list[User]:
         own = frozenset(f for f in elf.defined if door.functions.match(f))
         if len(own) >= 8 and door.library not in linked:
             users.append(User(name, file, door, "inside", functions=own))
+    hidden = None if users else library_inside(file, elf)
+    if hidden:
+        return [User(name, file, hidden, "hidden")]
     # PyTorch's files, of half a gigabyte, are linked and need no search.
     if users or name == "torch" or not elf.wanted & {"dlopen", "dlmopen"}:
         return users
@@ -388,7 +394,7 @@ def answer(program: Program, user: User, way: str, door: Door, alone: bool = Fal
     hooked = any(read(path).soname == HOOK.name for path in preload)
     if user.how == "linked":
         return _bound(process, here, user.functions, door)
-    if user.how == "inside":
+    if user.how in ("inside", "hidden"):
         return Answer(user.file, False, dict.fromkeys(sorted(user.functions), str(user.file)))
     asked = user.text
     if hooked:

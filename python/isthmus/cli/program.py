@@ -143,11 +143,15 @@ def _how(user: dict[str, Any]) -> str:
         return f"is linked against {soname} and calls {len(user['symbols'])} of its functions"
     if user["how"] == "inside":
         return f"has {user['library'].upper()} inside"
+    if user["how"] == "hidden":
+        return f"has {user['library'].upper()} linked in statically, and shows none of its functions"
     return f"may open {user['text']}"
 
 
 def _bindings(user: dict[str, Any]) -> list[tuple[str, str]]:
     """(library, how many functions), or what is opened."""
+    if user["how"] == "hidden":
+        return [(escape(user["file"]), "all functions")]
     if not user["symbols"]:
         return [(escape(user["binds"] or "no file where the loader looks"), "opened")]
     counts = Counter(user["symbols"].values())

@@ -20,12 +20,13 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import warnings
 from pathlib import Path
 
 from .. import _elf
 from .._doors import Door, door_of_file, read
 from .._errors import Error
-from .._interpose import beside_the_program, door_here, users_of_a_door, wanted_door
+from .._interpose import beside_the_program, door_here, hidden_text, users_of_a_door, wanted_door
 from .._programs import Program, Python, python_users
 
 __all__ = ["door"]
@@ -83,6 +84,8 @@ def _enter() -> Path | None:
     for user in users:
         if user.how == "inside" and user.door == chosen:
             raise Error(f"isthmus.interpose: {user.file} has {chosen.name} inside; no front door can stand before it")
+        if user.how == "hidden" and user.door == chosen:  # the program may have no use for that package
+            warnings.warn(f"isthmus.interpose: {hidden_text(user)}", stacklevel=2)
     if not chosen.path.is_file():
         raise Error(f"isthmus.interpose: this package has no front door for {chosen.name}: {chosen.path} is missing")
     lacks = {name for user in users if user.door == chosen for name in user.functions} - read(chosen.path).defined
