@@ -149,7 +149,7 @@ void Gathering::tell_who_is_missing() const {
   ISTHMUS_WARN(
       "{} of {} did not come within {:g} s to where a communicator's ranks meet ({}), and the others wait, {}. Such a "
       "rank may be late or have ended, or run without Isthmus: start all hosts with `isthmus run --interpose`, or set "
-        "ISTHMUS_DISABLE=1 for all ranks",
+      "ISTHMUS_DISABLE=1 for all ranks",
       ranks_text(absent), roster_.world(), static_cast<double>(RoundPatience::kTellNs) * 1e-9, where_,
       until == RoundPatience::kNever
           ? std::string("until ISTHMUS_TIMEOUT")
