@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,10 @@ struct HandleTable {
   std::vector<std::shared_ptr<Comm>> comms ISTHMUS_GUARDED_BY(mutex);  // by place
   // Places, the longest free one first: so a stale handle stays stale for long.
   std::deque<size_t> free ISTHMUS_GUARDED_BY(mutex);
+  // The places of aliases: by the vendor's handle, and those where no handle was seen yet. A vendor's library writes one
+  // handle at any time, and null behind that at most.
+  std::unordered_map<const void *, size_t> by_real ISTHMUS_GUARDED_BY(mutex);
+  std::vector<size_t> unwritten ISTHMUS_GUARDED_BY(mutex);
 };
 // By place: the vendor's handle behind an alias, written by the vendor's library. Every call with an alias reads the handle,
 // so there is no lock.
@@ -95,6 +100,22 @@ size_t place_of(const HandleTable &t, const void *handle, const std::shared_ptr<
   return place < t.comms.size() && t.comms[place] == comm ? place : kMost;
 }
 
+void *handle_at(size_t place) { return reinterpret_cast<void *>(reserve_handles() + place * kStep); }
+bool stands_for(size_t place, const void *real) noexcept {
+  return the_aliases[place].load(std::memory_order_acquire) == real;
+}
+
+// Takes note of what the vendor's library has written since. Where there is no memory, a place stays with the unwritten ones.
+void read_aliases(HandleTable &t) noexcept ISTHMUS_REQUIRES(t.mutex) {
+  try {
+    std::erase_if(t.unwritten, [&t](size_t place) ISTHMUS_REQUIRES(t.mutex) {
+      const void *const real = the_aliases[place].load(std::memory_order_acquire);
+      if (real) t.by_real.insert_or_assign(real, place);
+      return real != nullptr;
+    });
+  } catch (const std::exception &) {}
+}
+
 }  // namespace
 
 uintptr_t reserve_handles() noexcept {
@@ -119,7 +140,7 @@ void *give_handle(std::shared_ptr<Comm> comm) {
     t.free.pop_front();
     t.comms[place] = std::move(comm);
   }
-  return reinterpret_cast<void *>(reserve_handles() + place * kStep);
+  return handle_at(place);
 }
 
 std::shared_ptr<Comm> find(const void *handle) {
@@ -156,15 +177,21 @@ bool replace(const void *handle, const std::shared_ptr<Comm> &comm, std::shared_
 }
 
 void **make_alias(const void *handle, const std::shared_ptr<Comm> &comm) {
-  if (!replace(handle, comm, nullptr)) return nullptr;
   static_assert(sizeof the_aliases[0] == sizeof(void *) && std::atomic<void *>::is_always_lock_free);
-  return reinterpret_cast<void **>(&the_aliases[place_of(handle)]);
+  HandleTable &t = table();
+  const Lock lock(t.mutex);
+  const size_t place = place_of(t, handle, comm);
+  if (place == kMost) return nullptr;
+  t.unwritten.push_back(place);
+  t.comms[place] = nullptr;
+  return reinterpret_cast<void **>(&the_aliases[place]);
 }
 bool become_alias(const void *handle, const std::shared_ptr<Comm> &comm, void *real) {
   HandleTable &t = table();
   const Lock lock(t.mutex);
   const size_t place = place_of(t, handle, comm);
   if (place == kMost) return false;
+  t.by_real.insert_or_assign(real, place);
   the_aliases[place].store(real, std::memory_order_release);
   t.comms[place] = nullptr;
   return true;
@@ -173,22 +200,27 @@ void *behind(const void *handle) noexcept {
   const size_t place = place_of(handle);
   return place < kMost ? the_aliases[place].load(std::memory_order_acquire) : nullptr;
 }
-// The vendor's library writes a handle at any time, so there is no index by value. The search runs only where a communicator
-// ends.
+// Every end of a communicator of the vendor's asks this.
 void *alias_of(const void *real) noexcept {
   if (!real) return nullptr;
   HandleTable &t = table();
-  const SharedLock lock(t.mutex);
-  for (size_t place = 0; place < t.comms.size(); ++place)
-    if (the_aliases[place].load(std::memory_order_acquire) == real)
-      return reinterpret_cast<void *>(reserve_handles() + place * kStep);
+  const Lock lock(t.mutex);
+  read_aliases(t);
+  if (const auto known = t.by_real.find(real); known != t.by_real.end() && stands_for(known->second, real))
+    return handle_at(known->second);
+  for (const size_t place : t.unwritten)
+    if (stands_for(place, real)) return handle_at(place);
   return nullptr;
 }
 void drop_alias(const void *handle) noexcept {
   const size_t place = place_of(handle);
-  the_aliases[place].store(nullptr, std::memory_order_release);
   HandleTable &t = table();
   const Lock lock(t.mutex);
+  const void *const real = the_aliases[place].exchange(nullptr, std::memory_order_acq_rel);
+  std::erase(t.unwritten, place);
+  if (!real) std::erase_if(t.by_real, [place](const auto &entry) { return entry.second == place; });
+  else if (const auto known = t.by_real.find(real); known != t.by_real.end() && known->second == place)
+    t.by_real.erase(known);
   try {
     t.free.push_back(place);
   } catch (const std::exception &) {}  // no memory: the place is not used again
