@@ -197,20 +197,53 @@ def test_the_log_says_which_library_it_is(door: Door, level: str) -> None:
     assert (line in ended.stderr and f" in {door.real}\n" in ended.stderr) == (level == "info")
 
 
-def test_the_benchmark_of_a_call_has_its_rows_and_a_call_takes_no_way_that_is_slow_by_far() -> None:
-    """What a door adds to a call are nanoseconds, which are for a quiet machine to say (bench/results/interpose.txt). The
-    limit is for what shows on any, as a file that is looked for in every call would. An init does more than others.
-    """
-    bench = BUILD / "bench" / "interpose" / "interpose_bench"
-    if not bench.exists() and not os.environ.get("CI"):
-        pytest.skip("no interpose_bench: it is of a build with tests")
-    limit = 5000  # nanoseconds
-    names = ["ncclGetVersion", "ncclAllReduce", "ncclAllReduce(alias)", "ncclGroupStart+End", "ncclCommInitRank"]
-    names += ["ncclCommDestroy", "ncclGetErrorString", "HcclAllReduce", "HcclAllReduceGraphMode"]
-    tables = []
-    for _ in range(3):
-        lines = said(bench).splitlines()
-        tables.append({line.split()[0]: float(line.split()[-1]) for line in lines if not line.startswith("#")})
-        assert list(tables[-1]) == names
-    added = {name: min(table[name] for table in tables) for name in names if "Init" not in name}
-    assert all(least < limit for least in added.values()), added
+BENCH = BUILD / "bench" / "interpose" / "interpose_bench"
+built = pytest.mark.skipif(
+    not BENCH.exists() and not os.environ.get("CI"), reason="no interpose_bench: it is of a build with tests"
+)
+NO_LIMIT = "1e15"  # nanoseconds
+
+
+def row_names() -> list[str]:
+    """Of the benchmark of a call, for each number of communicators."""
+    calls = ["AllReduce", "Broadcast", "ReduceScatter", "AllGather", "Send", "Recv", "CommCount", "CommUserRank"]
+    names = []
+    for kind in ("own", "alias"):
+        names += [f"nccl{call} {kind}" for call in (*calls, "CommGetAsyncError")]
+        names += [f"group of 16 ncclAllReduce {kind}"]
+    alone = ["Version", "ErrorString"]
+    names += ["ncclGroupStart+End", *(f"ncclGet{what}" for what in alone), "ncclCommDestroy own", "ncclCommInitRank"]
+    hccl = ["AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Send", "Recv", "GetRankSize", "GetRankId"]
+    hccl += ["GetCommAsyncError", "GroupStart+End", "AllReduceGraphMode", "CommDestroy", "CommInitRootInfo"]
+    return [*names, *(f"Hccl{call}" for call in hccl), "group of 16 HcclAllReduce"]
+
+
+@built
+def test_the_benchmark_of_a_call_has_each_row_for_each_number_of_communicators() -> None:
+    """What a door adds to a call are nanoseconds, and no limit is for a machine that does other things meanwhile."""
+    lines = said(BENCH, "--quick", "--communicators", "1,3", "--limit", NO_LIMIT).splitlines()
+    rows = [(line[:32].strip(), int(line[32:].split()[0])) for line in lines if not line.startswith("#")]
+    assert sorted(rows) == sorted((name, number) for number in (1, 3) for name in row_names())
+
+
+@built
+def test_the_benchmark_fails_and_names_the_rows_where_a_door_is_slower_than_its_limit(tmp_path: Path) -> None:
+    """The door is slow on purpose: each all_reduce waits for 2 us of the clock, on any machine."""
+    door, slow = DOORS["nccl"], tmp_path / "libslow.so"
+    compile_c("-shared", "-fPIC", HERE / "slow_door.c", door.path, f"-Wl,-rpath,{door.path.parent}", "-o", slow)
+    words = (BENCH, "--quick", "--communicators", "1", "--door", slow)
+    assert run(*words, "--limit", NO_LIMIT).returncode == 0
+    ended = run(*words, "--limit", "1000")
+    assert ended.returncode == 1, ended.stdout
+    for name in ("ncclAllReduce own", "ncclAllReduce alias", "group of 16 ncclAllReduce own"):
+        assert f"{name}, 1 communicators: " in ended.stderr and "over the limit of 1000\n" in ended.stderr, ended.stderr
+
+
+@built
+@pytest.mark.everything
+def test_a_door_adds_no_more_than_50_ns_to_a_call_with_1000_communicators_too() -> None:
+    """Of `make test-all` alone: here the clock decides."""
+    ended = run(BENCH, "--limit", "50", seconds=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    none = run(BENCH, "--limit", "0", "--communicators", "16", seconds=300)
+    assert none.returncode == 1 and "ncclGroupStart+End, 16 communicators: " in none.stderr, none.stdout + none.stderr
