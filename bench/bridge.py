@@ -50,7 +50,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "python"))
+sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "tests")]
 
 UNIT = 50.0  # MB/s (10^6 bytes a second)
 # Ranks in order, with the rates of their islands' bridges in UNITs.
