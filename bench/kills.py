@@ -42,7 +42,7 @@ import cloudpickle
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "faults"))
+sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "tests")]
 
 from jobs import SHAPES, Me, Zygote, all_say, job  # noqa: E402
 
