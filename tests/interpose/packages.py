@@ -44,11 +44,17 @@ def torch(folder: Path) -> Path:
 
 
 def torch_for_amd(folder: Path) -> Path:
-    """PyTorch for ROCm: its copy of RCCL goes by the name without a version, for the loader too."""
+    """PyTorch for ROCm. Its build takes the number from the file's name and from what its libraries need of it, and not from
+    the SONAME: the file is librccl.so, is needed as librccl.so, and says of itself that it is librccl.so.1.
+    """
     path = folder / "torch" / "lib" / "libtorch_hip.so"
     path.parent.mkdir(parents=True)
-    _library(path.with_name("librccl.so"), "librccl.so", "-DVERSION=22203")
-    _user(path, path.with_name("librccl.so"), "-Wl,--disable-new-dtags", "-Wl,-rpath,$ORIGIN")
+    rpath = ("-Wl,--disable-new-dtags", "-Wl,-rpath,$ORIGIN")
+    real = path.with_name("librccl.so")
+    # The linker writes down the SONAME of what it is given, so it is given one of the other name.
+    _library(real, "librccl.so", "-DVERSION=22203")
+    _user(path, real, *rpath)
+    _library(real, "librccl.so.1", "-DVERSION=22203")
     (folder / "torch" / "__init__.py").write_text(TORCH)
     return path
 

@@ -155,7 +155,7 @@ def test_of_torch(tmp_path: Path) -> None:
 
 
 def test_of_torch_for_amd(tmp_path: Path) -> None:
-    """Its library has a name of its own, to which the door does not answer; but the door's functions come first."""
+    """It needs its library by a name to which the door does not answer; but the door's functions come first."""
     library = packages.torch_for_amd(tmp_path)
     (user,) = made(doctor(sys.executable, "train.py", folder=tmp_path))
     assert (user["library"], user["binds"]) == ("rccl", str(library.with_name("librccl.so")))

@@ -41,7 +41,9 @@ def test_torch_that_is_imported_later_is_behind_the_door(tmp_path: Path) -> None
 
 
 def test_torch_for_amd_whose_library_has_another_name_is_behind_the_door(tmp_path: Path) -> None:
-    """`librccl.so` is not the door's SONAME; the door's functions are everybody's."""
+    """It needs `librccl.so`, which is not the door's SONAME, so its own file is loaded too, though that has this SONAME. The
+    door's functions are everybody's, and come first.
+    """
     packages.torch_for_amd(tmp_path)
     door = PACKAGED["rccl"].path
     told = program("import isthmus.interpose, torch; print(torch.answered())", tmp_path)
