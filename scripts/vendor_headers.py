@@ -6,7 +6,8 @@ package the system looks at the signature. Standard library only.
 
 NVIDIA's headers come from PyPI's wheels: nccl.h includes the runtime's headers, those the compiler's (crt/) and one of the
 C++ libraries' (nv/target). So 6 MB are taken from four wheels of 312 MB, of which NCCL itself is nearly all. That is kept,
-too (nccl/libnccl.so.2, 344 MB, for x86-64): a library of a vendor's own, which the interposer's tests run without a device.
+too (nccl/libnccl.so.2, 344 MB, for x86-64), and so is the oldest that the interposer stands before, of a wheel of 166 MB
+(nccl/oldest/libnccl.so.2, 219 MB): libraries of a vendor's own, which the interposer's tests run without a device.
 
 Of AMD's there are two: the header of HIP 5.2, from Debian's package (hip5/), and AMD's own bindings of HIP 7 for Python,
 from PyPI (rocm/), which say every signature in text, and every number to whoever imports them.
@@ -34,9 +35,10 @@ from pathlib import Path
 
 import wheels
 
-NCCL = "nvidia-nccl-cu13==2.32.3"
-# The library in that wheel, and where it goes: beside the headers, and not among them.
-NCCL_INSIDE, NCCL_LIBRARY = "nvidia/nccl/lib/libnccl.so.2", "nccl/libnccl.so.2"
+NCCL, OLDEST_NCCL = "nvidia-nccl-cu13==2.32.3", "nvidia-nccl-cu12==2.19.3"
+# The library in those wheels, and where each goes: beside the headers, and not among them.
+NCCL_INSIDE = "nvidia/nccl/lib/libnccl.so.2"
+NCCL_LIBRARIES = {NCCL: "nccl/libnccl.so.2", OLDEST_NCCL: "nccl/oldest/libnccl.so.2"}
 # The wheel, the folder inside, and how the names begin of the files that are taken out of it.
 PIECES = {
     "nvidia-cuda-runtime==13.5.37": ("nvidia/cu13/include/", ""),
@@ -63,7 +65,7 @@ CUPY = {
 CUPY_UNUSED = "/include/"
 # Of each wheel the ones that tests read, themselves or through another, or run.
 NEEDED = ("cuda.h", "cudaTypedefs.h", "cuda_runtime.h", "cuda_fp16.h", "crt/host_config.h", "nv/target", "nccl.h") + (
-    NCCL_LIBRARY,
+    *NCCL_LIBRARIES.values(),
     "rocm/bindings/cyhip.pxd",
     "rocm/bindings/cyrccl.pxd",
     "ascend/acl/acl.h",
@@ -131,10 +133,18 @@ def take_wheels(folder: Path, *requirements: str) -> None:
                         target.parent.mkdir(parents=True, exist_ok=True)
                         target.write_bytes(wheel.read(name))
                 if requirement == NCCL:
-                    target = folder / NCCL_LIBRARY
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    with wheel.open(NCCL_INSIDE) as library, open(target, "wb") as file:  # too large to hold in memory
-                        shutil.copyfileobj(library, file)
+                    take_nccl(wheel, folder / NCCL_LIBRARIES[NCCL])
+
+
+def take_nccl(wheel: zipfile.ZipFile, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with wheel.open(NCCL_INSIDE) as library, open(target, "wb") as file:  # too large to hold in memory
+        shutil.copyfileobj(library, file)
+
+
+def take_oldest_nccl(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as downloads, zipfile.ZipFile(download(downloads, OLDEST_NCCL)[OLDEST_NCCL]) as wheel:
+        take_nccl(wheel, folder / NCCL_LIBRARIES[OLDEST_NCCL])
 
 
 def take_cupy(folder: Path) -> None:
@@ -169,7 +179,8 @@ def take_package(folder: Path) -> None:
 def assemble(folder: Path) -> None:
     others = [requirement for requirement in PIECES if requirement != NCCL]
     tasks = [lambda: take_wheels(folder, NCCL), lambda: take_wheels(folder, *others), lambda: take_ascend(folder)]
-    tasks += [lambda: take_cupy(folder), *(lambda which=which: take_oneccl(folder, which) for which in ONECCL)]
+    tasks += [lambda: take_oldest_nccl(folder), lambda: take_cupy(folder)]
+    tasks += [lambda which=which: take_oneccl(folder, which) for which in ONECCL]
     if has_packages():
         tasks.append(lambda: take_package(folder))
     with ThreadPoolExecutor(len(tasks)) as several:  # they wait for the network

@@ -20,6 +20,7 @@ SHA256 = {
     "nvidia-cuda-runtime==13.5.37": ("df2b79a8852f10d1fef8c848489c49eebb5754051bf870202a862831412b179d",),
     "nvidia-cuda-crt==13.5.37": ("e898b7f73d3035fa89915a3f7bf3b54a73e90249746111aed295822c4729bb29",),
     "nvidia-cuda-cccl==13.3.5.0.6": ("d5230098fa2df5021e1a00c0c4eee41797671a91119d31e892463e5ccf3ee326",),
+    "nvidia-nccl-cu12==2.19.3": ("a9734707a2c96443331c1e48c717024aa6678a0e2a4cb66b2c364d18cee6b48d",),
     "nvidia-nccl-cu13==2.32.3": ("1459723080ac889d73a26edfa3e04383a7928ab31ac8f0ec43b3ea9548b04ff3",),
     "rocm-bindings-core==10.0.0.0.1.2": (
         "2296f7154bf569fdfe5819f9c41e26510dfe24eb7bfe957f9432bf7faa72d66f",  # cp310

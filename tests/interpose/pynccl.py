@@ -12,6 +12,7 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -377,11 +378,14 @@ def vendors_own() -> Any:
 
 
 def strayed() -> Any:
-    """The handle goes past the door to NVIDIA's own library at $REAL: what each of $CALLS gave, and the last error then."""
-    comm, told = init(), {}
+    """The handle goes past the door to NVIDIA's own library at $REAL: what each of $CALLS gave, and the last error then.
+
+    Each of $DEADLY is made by a child: its exit status, or the signal that ended it.
+    """
+    comm, told, ended = init(), {}, {}
     if AMD:
-        return told, all_reduce(comm)
-    real, memory = ctypes.CDLL(os.environ["REAL"]), ctypes.create_string_buffer(4096)
+        return told, ended, all_reduce(comm)
+    real, memory = ctypes.CDLL(os.environ["REAL"], mode=int(os.environ["MODE"])), ctypes.create_string_buffer(4096)
     real.ncclGetLastError.restype = ctypes.c_char_p
 
     def argument(kind: str) -> Any:
@@ -395,7 +399,13 @@ def strayed() -> Any:
     for name, kinds in json.loads(os.environ["CALLS"]).items():
         code = getattr(real, name)(*map(argument, kinds))
         told[name] = [code, (real.ncclGetLastError(None) or b"").decode()]
-    return told, all_reduce(comm)
+    for name, kinds in json.loads(os.environ["DEADLY"]).items():
+        child = os.fork()
+        if child == 0:
+            signal.alarm(int(SOON))
+            os._exit(getattr(real, name)(*map(argument, kinds)))
+        ended[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return told, ended, all_reduce(comm)
 
 
 def forked() -> Any:
