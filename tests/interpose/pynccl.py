@@ -378,12 +378,12 @@ def vendors_own() -> Any:
 
 
 def strayed() -> Any:
-    """The handle goes past the door to NVIDIA's own library at $REAL: what each of $CALLS gave, and the last error then.
+    """The handle goes past the door to the library of $OF's own at $REAL: what each of $CALLS gave, and the last error then.
 
     Each of $DEADLY is made by a child: its exit status, or the signal that ended it.
     """
     comm, told, ended = init(), {}, {}
-    if AMD:
+    if os.environ["VENDOR"] != os.environ["OF"]:
         return told, ended, all_reduce(comm)
     real, memory = ctypes.CDLL(os.environ["REAL"], mode=int(os.environ["MODE"])), ctypes.create_string_buffer(4096)
     real.ncclGetLastError.restype = ctypes.c_char_p

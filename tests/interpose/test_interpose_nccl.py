@@ -241,7 +241,7 @@ def strayed(real: Real, mode: int, folder: Path, deadly: tuple[str, ...], *unkno
     known = {row.name: row.parameters for row in rows if row.result == "Result" and row.name in real.names}
     calls = {name: kinds for name, kinds in known.items() if name not in OTHERWISE.union(deadly, unknown)}
     assert set(calls) > LIFE
-    given = {"CALLS": json.dumps(calls), "DEADLY": json.dumps({name: known[name] for name in deadly})}
+    given = {"OF": "nccl", "CALLS": json.dumps(calls), "DEADLY": json.dumps({name: known[name] for name in deadly})}
     (told, ended, result), (*_, others) = job("na", "strayed", folder, REAL=str(real.path), MODE=str(mode), **given)
     assert set(told) == set(calls) and result == others == [3.0] * 3
     assert ended == dict.fromkeys(deadly, -signal.SIGSEGV)

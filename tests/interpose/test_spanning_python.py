@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,25 @@ LIBISTHMUS = DOORS["nccl"].path.parents[1] / "csrc" / "api" / "libisthmus.so"
 ROWS = read_table(ROOT / "csrc" / "interpose" / "nccl.symbols")
 
 
-def job(vendors: str, case: str, folder: Path, islands: str = "", program: str = "pynccl.py", **more: str) -> list[Any]:
-    """What the ranks of a case found. A program other than pynccl.py is for NVIDIA's. Between vendors, or islands by their
-    labels, Isthmus carried the communicator of each."""
+def job(
+    vendors: str,
+    case: str,
+    folder: Path,
+    islands: str = "",
+    program: str = "pynccl.py",
+    before_amds: Sequence[str] = (),
+    **more: str,
+) -> list[Any]:
+    """What the ranks of a case found. A program other than pynccl.py is for NVIDIA's. Other words may stand before AMD's.
+    Between vendors, or islands by their labels, Isthmus carried the communicator of each."""
     processes = []
     for number, letter in enumerate(vendors):
         given = (
             environment(letter) | {"ISTHMUS_LOG": "info"} | more | ({"ISTHMUS_ISLAND": islands[number]} if islands else {})
         )
         script = HERE / (program if letter == "n" else "pynccl.py")
-        words = [sys.executable, str(script), str(number), str(len(vendors)), str(folder), case]
+        before = before_amds if letter == "a" else ()
+        words = [*before, sys.executable, str(script), str(number), str(len(vendors)), str(folder), case]
         processes.append(subprocess.Popen(words, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     try:
         ended = [process.communicate(timeout=patient(120)) for process in processes]
