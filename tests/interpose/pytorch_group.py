@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import mmap
 import os
 import sys
 import threading
@@ -79,27 +80,59 @@ def copy(to: ctypes.c_void_p, place: ctypes.c_void_p, nbytes: int, on: int) -> N
         sound(runtime.cuMemcpyDtoDAsync_v2(to, place, size, where), "cuMemcpyDtoDAsync")
 
 
+def hold(on: int) -> Callable[[], None]:
+    """What is given to the stream from now on waits until the function that this gives is called."""
+    where, place = ctypes.c_void_p(on), ctypes.c_void_p()
+    if AMD:
+        sound(runtime.hipExtMallocWithFlags(ctypes.byref(place), ctypes.c_size_t(8), 2), "hipExtMallocWithFlags")
+        word = ctypes.c_uint64.from_address(place.value or 0)
+        word.value = 0
+        mask = ctypes.c_uint64(2**64 - 1)
+        sound(runtime.hipStreamWaitValue64(where, place, ctypes.c_uint64(1), 0, mask), "hipStreamWaitValue64")
+    else:
+        page = mmap.mmap(-1, 4096)
+        word = ctypes.c_uint64.from_buffer(page)
+        sound(runtime.cuMemHostRegister_v2(ctypes.byref(word), ctypes.c_size_t(4096), 2), "cuMemHostRegister")
+        sound(runtime.cuMemHostGetDevicePointer_v2(ctypes.byref(place), ctypes.byref(word), 0), "cuMemHostGetDevicePointer")
+        sound(runtime.cuStreamWaitValue64_v2(where, place, ctypes.c_uint64(1), 0), "cuStreamWaitValue64")
+
+    def release() -> None:
+        word.value = 1
+
+    return release
+
+
 class Tensor:
     """Memory of the device. A stream writes its values, and a stream reads them into other memory, as kernels would."""
 
-    def __init__(self, values: Array, kind: str = "float32", on: int = 0) -> None:
+    def __init__(self, values: Array, kind: str = "float32", on: int = 0, written: bool = True) -> None:
         self.kind, self.values = kind, packed(values, kind)
         if not self.values.size:  # torch has no memory for it
             self.place = self.read = ctypes.c_void_p()
             return
-        source = on_device(self.values)
+        self.source = on_device(self.values)
         self.place = on_device(np.zeros_like(self.values))
         self.read = on_device(np.zeros_like(self.values))
-        copy(self.place, source, self.values.nbytes, on)
+        if written:
+            self.write(on)
+
+    def write(self, on: int = 0) -> None:
+        copy(self.place, self.source, self.values.nbytes, on)
+
+    def keep(self, on: int = 0) -> None:
+        """What the stream finds there, once it comes to this."""
+        copy(self.read, self.place, self.values.nbytes, on)
 
     def at(self, first: int) -> ctypes.c_void_p:
         return ctypes.c_void_p((self.place.value or 0) + first * self.values.itemsize)
 
     def is_now(self, right: Array, what: str, on: int = 0) -> None:
         """What the stream finds there."""
-        if not self.values.size:
-            return
-        copy(self.read, self.place, self.values.nbytes, on)
+        if self.values.size:
+            self.keep(on)
+            self.kept(right, what, on)
+
+    def kept(self, right: Array, what: str, on: int = 0) -> None:
         device("synchronize", ctypes.c_void_p(on))
         expected = packed(np.asarray(right), self.kind)
         got = np.frombuffer(fetched(self.read.value, self.values.nbytes), self.values.dtype)[: expected.size]

@@ -17,7 +17,22 @@ from numpy.typing import NDArray
 
 from on_device import hand_out, handed, work_on_the_device
 from patience import SOON
-from pytorch_group import BUILD, EAGER, FOLDER, RANK, RANKS, VERSION, Group, Tensor, device, event, library, right, stream
+from pytorch_group import (
+    BUILD,
+    EAGER,
+    FOLDER,
+    RANK,
+    RANKS,
+    VERSION,
+    Group,
+    Tensor,
+    device,
+    event,
+    hold,
+    library,
+    right,
+    stream,
+)
 
 SUM, AVG, REMOTE = 0, 4, 6
 TYPES = {"float32": 7, "bfloat16": 9, "int64": 4, "uint8": 1}
@@ -184,6 +199,21 @@ def barrier(group: Group) -> None:
 # ---- what training does ------------------------------------------------------------------------------------------------
 
 
+def backward(group: Group, step: int) -> None:
+    """Nothing that the host gives to the streams is done before it has given all of it, so their order makes it right."""
+    gradients, waits = [Tensor(of(group.rank, count, step), written=False) for count in BUCKETS], []
+    release = hold(0)
+    for one in gradients:  # each as soon as backward has it
+        one.write()
+        waits.append(all_reduce(group, one, asynchronous=True))
+    for one, wait in zip(gradients, waits, strict=True):  # Reducer::finalize_backward, and the optimizer
+        wait()
+        one.keep()
+    release()
+    for one, count in zip(gradients, BUCKETS, strict=True):
+        one.kept(sum(of(r, count, step) for r in range(group.size)), "gradients")
+
+
 def ddp(group: Group) -> None:
     """DistributedDataParallel: its constructor, and two steps."""
     sizes = Tensor(np.zeros(group.size), "int64")
@@ -198,14 +228,7 @@ def ddp(group: Group) -> None:
     for one, count in zip(parameters, BUCKETS, strict=True):
         one.is_now(of(0, count), "parameters")
     for step in range(2):
-        gradients, waits = [], []
-        for count in BUCKETS:  # each as soon as backward has it
-            gradients.append(Tensor(of(group.rank, count, step)))
-            waits.append(all_reduce(group, gradients[-1], asynchronous=True))
-        for wait in waits:  # Reducer::finalize_backward
-            wait()
-        for one, count in zip(gradients, BUCKETS, strict=True):
-            one.is_now(sum(of(r, count, step) for r in range(group.size)), "gradients")
+        backward(group, step)
     barrier(group)
 
 
@@ -219,22 +242,29 @@ def fsdp2(group: Group) -> None:
         device("wait", ctypes.c_void_p(later), marks[name], 0)
 
     for layer, count in enumerate((64, 4097)):
-        own = Tensor(of(group.rank, count), "bfloat16", copies)
-        whole = Tensor(np.zeros(count * group.size), "bfloat16", copies)
+        own = Tensor(of(group.rank, count), "bfloat16", written=False)
+        whole = Tensor(np.zeros(count * group.size), "bfloat16")
+        gradient = Tensor(of(group.rank, count * group.size) * group.size, written=False)
+        shard = Tensor(np.zeros(count))
+        release = hold(copies)  # and so all streams that follow it
+        own.write(copies)
         follow(gathers, "copied", copies)
         group.current = gathers
         all_gather(group, own, whole)
         group.current = 0
         follow(0, "gathered", gathers)
-        whole.is_now(np.concatenate([of(r, count) for r in range(group.size)]), f"parameters of layer {layer}")
-        gradient, shard = Tensor(of(group.rank, count * group.size) * group.size), Tensor(np.zeros(count))
+        whole.keep()
+        gradient.write()
         follow(scatters, "backward", 0)
         group.current = scatters
         reduce_scatter(group, gradient, shard, 0.5 if layer else None)
         group.current = 0
         follow(0, "scattered", scatters)
+        shard.keep()
+        release()
+        whole.kept(np.concatenate([of(r, count) for r in range(group.size)]), f"parameters of layer {layer}")
         total = sum(of(r, count * group.size) for r in range(group.size))[count * group.rank :][:count]
-        shard.is_now(total * (0.5 * group.size if layer else 1), f"gradients of layer {layer}")
+        shard.kept(total * (0.5 * group.size if layer else 1), f"gradients of layer {layer}")
 
 
 def exchanges(group: Group) -> None:

@@ -61,6 +61,7 @@ def job(
     processes = []
     for number, letter in enumerate(vendors):
         given = environment(letter) | {"ISTHMUS_LOG": "info", "TORCH": versions["na".index(letter)]}
+        given["REHEARSAL_QUEUES"] = "16"  # a hardware queue for each stream, so that streams have no order but PyTorch's
         given |= dict.fromkeys([*INITS[init].split(), *(["SPLIT"] if agree(versions) else [])], "1")
         prefix: list[str] = []
         if hosts:
