@@ -33,6 +33,7 @@ static_assert(static_cast<int>(Code::Internal) == ISTHMUS_ERR_INTERNAL &&
               static_cast<int>(Code::InProgress) == ISTHMUS_IN_PROGRESS);
 static_assert(static_cast<int>(Code::Forked) == ISTHMUS_ERR_FORKED &&
               static_cast<int>(Code::Unsupported) == ISTHMUS_ERR_UNSUPPORTED);
+static_assert(static_cast<int>(Code::Device) == ISTHMUS_ERR_DEVICE && i::kLastCode == Code::Device);
 static_assert(i::kDTypeCount == ISTHMUS_DTYPE_COUNT && static_cast<int>(i::DType::Complex128) == ISTHMUS_COMPLEX128);
 static_assert(i::kRedOpCount == ISTHMUS_REDOP_COUNT && static_cast<int>(i::RedOp::PremulSum) == ISTHMUS_PREMUL_SUM);
 

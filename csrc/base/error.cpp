@@ -19,6 +19,7 @@ const char *code_name(Code code) noexcept {
     case Code::Unsupported: return "unsupported";
     case Code::InProgress: return "in progress";
     case Code::Internal: return "internal error";
+    case Code::Device: return "device error";
   }
   return "unknown result";
 }

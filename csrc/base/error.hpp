@@ -27,7 +27,10 @@ enum class Code : int {
   Unsupported = 12,
   InProgress = 13,
   Internal = 14,
+  Device = 15,
 };
+// The code with the highest number: a peer's message has no higher one.
+inline constexpr Code kLastCode = Code::Device;
 
 const char *code_name(Code code) noexcept;
 

@@ -84,7 +84,7 @@ std::optional<Status> parse_failure(std::span<const std::byte> body) {
   net::Reader r(body);
   const int code = r.number<uint16_t>();
   Status m{static_cast<Code>(code), r.text(kMaxFailureText)};
-  if (!r.done() || code <= static_cast<int>(Code::Ok) || code > static_cast<int>(Code::Internal)) return {};
+  if (!r.done() || code <= static_cast<int>(Code::Ok) || code > static_cast<int>(kLastCode)) return {};
   return m;
 }
 

@@ -14,7 +14,7 @@ struct Id {
 using Result = int;
 using Handle = void *;  // a communicator
 using Queue = void *;   // a stream of the device's runtime
-inline constexpr Result kSuccess = 0, kNotSupported = 5, kAgain = 20;
+inline constexpr Result kSuccess = 0, kNotSupported = 5, kRuntimeFailed = 15, kAgain = 20;
 enum Type : int { kInt8 = 0, kInt16 = 1, kInt32 = 2, kFloat16 = 3, kFloat32 = 4, kBFloat16 = 11 };
 enum ReduceOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3 };
 struct BatchItem {  // one message of a batch, which has at most one each way with each rank

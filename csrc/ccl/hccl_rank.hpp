@@ -39,9 +39,10 @@ inline Status outcome(const HcclLibrary &o, const char *call, Result r, bool her
   if (r == kSuccess) return {};
   const char *text = o.f.GetErrorString ? o.f.GetErrorString(r) : nullptr;
   const char *last = here && o.last_words ? o.last_words() : nullptr;
-  return {Code::System, formatted("hccl {}: {} ({}){}{}{}", call, text && *text ? text : "error", r,
-                                  r == kNotSupported ? "; ISTHMUS_CCL=none goes on without the library" : "",
-                                  last && *last ? ": " : "", last && *last ? last : "")};
+  return {r == kRuntimeFailed ? Code::Device : Code::System,
+          formatted("hccl {}: {} ({}){}{}{}", call, text && *text ? text : "error", r,
+                    r == kNotSupported ? "; ISTHMUS_CCL=none goes on without the library" : "", last && *last ? ": " : "",
+                    last && *last ? last : "")};
 }
 
 // The same of a call on a stream. The library says no more of a device's failure than that there is one. The stream knows which, if the driver

@@ -74,8 +74,9 @@ std::byte *Bounces::buffer() {
       runtime_.register_host(device_, memory, kOwnRing);
     } catch (const Error &e) {
       ::munmap(memory, kOwnRing);
-      fail(Code::Resource, "{} bytes of host memory cannot be pinned for {}:{} (give device memory or pinned memory): {}",
-           kOwnRing, runtime_.vendor(), device_, e.text());
+      fail(e.code() == Code::Device ? Code::Device : Code::Resource,
+           "{} bytes of host memory cannot be pinned for {}:{} (give device memory or pinned memory): {}", kOwnRing,
+           runtime_.vendor(), device_, e.text());
     }
     if (!std::exchange(said_, true))
       ISTHMUS_WARN(

@@ -104,7 +104,7 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
     r.text(*s);
   uint32_t code = 0;
   r.number(code);
-  r.must(code <= static_cast<uint32_t>(Code::Internal) && (code == 0) == b.trouble.text.empty());
+  r.must(code <= static_cast<uint32_t>(kLastCode) && (code == 0) == b.trouble.text.empty());
   b.trouble.code = static_cast<Code>(code);
   uint8_t fnuz = 0;
   r.number(fnuz);

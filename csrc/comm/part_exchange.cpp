@@ -92,7 +92,7 @@ void PartExchange::hear_farewells() const {
     if (!said || said->size() < sizeof code) continue;
     std::memcpy(&code, said->data(), sizeof code);
     const std::string why(reinterpret_cast<const char *>(said->data()) + sizeof code, said->size() - sizeof code);
-    fail(code != 0 && code <= static_cast<uint32_t>(Code::Internal) ? static_cast<Code>(code) : Code::Mismatch,
+    fail(code != 0 && code <= static_cast<uint32_t>(kLastCode) ? static_cast<Code>(code) : Code::Mismatch,
          "{}: rank {} has given up: {}", name(), r, why);
   }
 }

@@ -42,8 +42,7 @@ std::string code_text(Result r) {
 
 Status status_of(const char *call, Result r) {
   if (r == kSuccess) return {};
-  return {r == kOutOfMemory || r == kNoMemory ? Code::Resource : Code::System,
-          formatted("Ascend ACL: {} failed with {}", call, code_text(r))};
+  return {Code::Device, formatted("Ascend ACL: {} failed with {}", call, code_text(r))};
 }
 
 [[noreturn]] void fail_call(const char *call, Result r) {
@@ -132,7 +131,7 @@ class AclCalls {
     if (state == kStreamComplete) return status_of("aclrtDestroyStream", the_functions.aclrtDestroyStream(stream));
     if (the_functions.aclrtDestroyStreamForce)
       return status_of("aclrtDestroyStreamForce", the_functions.aclrtDestroyStreamForce(stream));
-    return {Code::System, "Ascend ACL: a stream that does not come to its end is left behind"};
+    return {Code::Device, "Ascend ACL: a stream that does not come to its end is left behind"};
   }
   Status try_cut_stream(Handle stream) const {
     if (the_functions.aclrtStreamAbort) return status_of("aclrtStreamAbort", the_functions.aclrtStreamAbort(stream));
@@ -142,7 +141,7 @@ class AclCalls {
     int state = kStreamComplete;
     const Result r = the_functions.aclrtStreamQuery(stream, &state);
     if (r == kSuccess) return {};
-    return {Code::System, formatted("Ascend ACL: device {} failed with {}, says aclrtStreamQuery", device, code_text(r))};
+    return {Code::Device, formatted("Ascend ACL: device {} failed with {}, says aclrtStreamQuery", device, code_text(r))};
   }
   bool capturing(Handle stream) const {
     if (!stream || !the_functions.aclmdlRICaptureGetInfo) return false;  // nobody records on the default stream
@@ -193,7 +192,7 @@ class AclCalls {
   }
   void *allocate(size_t bytes) const {
     if (bytes > SIZE_MAX / 2)  // the library adds to the number
-      fail(Code::Resource, "Ascend ACL: no device has {} bytes", bytes);
+      fail(Code::Device, "Ascend ACL: no device has {} bytes", bytes);
     void *memory = nullptr;
     ISTHMUS_ACL(aclrtMalloc, &memory, bytes, kMallocHugeFirst);
     return memory;
@@ -212,6 +211,8 @@ class AclCalls {
       r = called(kName, call, [&] { return the_functions.aclrtHostRegister(memory, bytes, kRegisterMapped, &there); });
     }
     if (r == kAlreadyRegistered) fail(Code::Argument, "Ascend ACL: the range is registered already: {}", code_text(r));
+    // What is short is the memory of the host that may be locked.
+    if (r == kOutOfMemory || r == kNoMemory) fail(Code::Resource, "Ascend ACL: {} failed with {}", call, code_text(r));
     if (r != kSuccess) fail_call(call, r);
   }
   Status try_unpin(void *memory) const {

@@ -29,8 +29,7 @@ std::string code_text(Result r) {
 
 Status status_of(const char *call, Result r) {
   if (r == kSuccess) return {};
-  return {r == kOutOfMemory ? Code::Resource : Code::System,
-          formatted("NVIDIA driver: {} failed with {}", call, code_text(r))};
+  return {Code::Device, formatted("NVIDIA driver: {} failed with {}", call, code_text(r))};
 }
 
 [[noreturn]] void fail_call(const char *call, Result r) {
@@ -104,7 +103,7 @@ class CudaCalls {
     if (r == kSuccess && now == d.id.load(std::memory_order_relaxed)) return 0;
     exit(0);
     if (r != kSuccess) fail_call("cuCtxGetId", r);
-    fail(Code::System,
+    fail(Code::Device,
          "NVIDIA driver: device {} has been reset by the program: cuCtxGetId gives another context, and what Isthmus had in "
          "the last one is gone",
          device);
@@ -141,7 +140,7 @@ class CudaCalls {
     const CudaAside aside;
     const Result r = the_functions.cuStreamQuery(stream);
     if (r == kSuccess || r == kNotReady) return {};
-    return {Code::System, formatted("NVIDIA driver: device {} failed with {}, says cuStreamQuery", device, code_text(r))};
+    return {Code::Device, formatted("NVIDIA driver: device {} failed with {}, says cuStreamQuery", device, code_text(r))};
   }
   bool capturing(Handle stream) const {
     int capture = 0;
@@ -198,6 +197,8 @@ class CudaCalls {
       return the_functions.cuMemHostRegister_v2(memory, bytes, kRegisterPortable | kRegisterMapped);
     });
     if (r == kAlreadyRegistered) fail(Code::Argument, "NVIDIA driver: the range is registered already: {}", code_text(r));
+    // What is short is the memory of the host that may be locked.
+    if (r == kOutOfMemory) fail(Code::Resource, "NVIDIA driver: cuMemHostRegister failed with {}", code_text(r));
     if (r != kSuccess) fail_call("cuMemHostRegister", r);
   }
   Status try_unpin(void *memory) const {

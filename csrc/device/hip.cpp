@@ -37,8 +37,7 @@ Result absorbed(Result r) {
 
 Status status_of(const char *call, Result r) {
   if (r == kSuccess) return {};
-  return {r == kOutOfMemory ? Code::Resource : Code::System,
-          formatted("AMD runtime: {} failed with {}", call, code_text(r))};
+  return {Code::Device, formatted("AMD runtime: {} failed with {}", call, code_text(r))};
 }
 
 [[noreturn]] void fail_call(const char *call, Result r) {
@@ -136,7 +135,7 @@ class HipCalls {
     const HipAside aside;
     const Result r = absorbed(the_functions.hipStreamQuery(stream));
     if (r == kSuccess || r == kNotReady) return {};
-    return {Code::System, formatted("AMD runtime: device {} failed with {}, says hipStreamQuery", device, code_text(r))};
+    return {Code::Device, formatted("AMD runtime: device {} failed with {}, says hipStreamQuery", device, code_text(r))};
   }
   bool capturing(Handle stream) const {
     int capture = 0;

@@ -1,6 +1,6 @@
 // What Isthmus needs of a vendor's device runtime, in names of its own. A process has one object for each vendor. A device
 // is an ordinal in every call, never "the current one". All is thread-safe, except where a comment says otherwise. A failed
-// call throws Error, whose text has the vendor, the call and its code. What fails on a stream is in Stream::status().
+// call throws Error(Device), whose text has the vendor, the call and its code. What fails on a stream is in Stream::status().
 //
 // The host and a stream meet at gates (host to device) and signals (device to host):
 //
@@ -164,11 +164,11 @@ class Runtime {
   virtual void copy(Stream &stream, void *to, const void *from, size_t bytes,
                     const std::atomic<bool> *cancelled = nullptr) = 0;
 
-  virtual void *allocate(int device, size_t bytes) = 0;  // aligned to 256 bytes; Error(Resource): there is no memory left
+  virtual void *allocate(int device, size_t bytes) = 0;  // aligned to 256 bytes; throws where no memory is left
   virtual void release(int device, void *memory) noexcept = 0;
 
   // Makes host memory, aligned to pages, reachable for the device: pinned and mapped. Error(Argument): the range is
-  // registered already.
+  // registered already. Error(Resource): the host can lock no more memory.
   virtual void register_host(int device, void *memory, size_t bytes) = 0;
   // False: the call failed, or the device has held up the call for longer than anybody waits. Then the device may still have
   // the memory, and the memory has to stay where it is until the process ends.

@@ -14,8 +14,8 @@
 //                                                   that was registered for the device, or null
 //   intptr_t enter(int device), void exit(intptr_t) noexcept   between them this thread's calls mean the device
 //   static constexpr Ends kEnds                     the names of the calls that end something
-//   ... and the calls that are made between enter() and exit(), as vendor_devices.hpp and vendor_stream.hpp use them. A call throws Error with
-//   the vendor, the call and its code. A call whose name begins with try_ returns the Status. The comparison of values is signed.
+//   ... and the calls that are made between enter() and exit(), as vendor_devices.hpp and vendor_stream.hpp use them. A call throws Error(Device)
+//   with the vendor, the call and its code. A call whose name begins with try_ returns the Status. The comparison of values is signed.
 //
 // The streams of some devices wait for values. Such a device has gates, which are words that the host raises, and its signals are words
 // that the stream writes. Other devices have no gates, and a function that the stream calls on the host makes their signals (words.hpp).

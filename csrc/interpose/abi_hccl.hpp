@@ -13,7 +13,7 @@ namespace hccl {
 
 using interpose::Result;
 constexpr Result kSuccess{0}, kParameter{1}, kPointer{2}, kInternalError{4}, kNotSupported{5}, kNotFound{6}, kUnavailable{7},
-    kSystem{8}, kTimeout{9}, kAgain{20}, kRemote{21};
+    kSystem{8}, kTimeout{9}, kRuntime{15}, kAgain{20}, kRemote{21};
 
 using Type = int;  // of data
 using Op = int;

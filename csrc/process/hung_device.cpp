@@ -11,7 +11,7 @@ namespace isthmus::process {
 
 void refuse_stuck(const device::Runtime &runtime, int device) {
   if (const char *call = runtime.stuck(device))
-    fail(Code::System,
+    fail(Code::Device,
          "{}:{} hangs: {}, of a communicator that this process had before, has not come back from it; start a new process",
          runtime.vendor(), device, call);
 }
@@ -41,7 +41,7 @@ void ask(device::Runtime &runtime, int device, Deadline deadline, std::function<
   const char *const library = vendor_call->library.load(std::memory_order_relaxed);
   runtime.does_not_come_back(device, before ? before : call ? call : "a call of the last init");
   if (before) refuse_stuck(runtime, device);
-  fail(Code::System, "{}:{} hangs: {}{}{}{} has not come back from it in {:.1f} s; start a new process", runtime.vendor(),
+  fail(Code::Device, "{}:{} hangs: {}{}{}{} has not come back from it in {:.1f} s; start a new process", runtime.vendor(),
        device, call ? call : "what init asked of it", call ? " (" : "", call ? library : "", call ? ")" : "",
        static_cast<double>(now_ns() - begun) * 1e-9);
 }

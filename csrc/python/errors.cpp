@@ -13,7 +13,8 @@ namespace {
 constexpr const char *kClasses[] = {
     "Error",         "ArgumentError",    "ConfigError",      "MismatchError", "TimeoutError",
     "PeerLostError", "AbortedError",     "ResourceError",    "SystemError",   "AuthError",
-    "ForkedError",   "InterruptedError", "UnsupportedError", "InternalError", "InternalError"};
+    "ForkedError",   "InterruptedError", "UnsupportedError", "InternalError", "InternalError",
+    "DeviceError"};
 constexpr int kClassCount = sizeof(kClasses) / sizeof(kClasses[0]);
 
 PyObject *class_of(isthmus_result result) {  // borrowed; kept for the life of the process

@@ -15,7 +15,7 @@ namespace isthmus::device {
 // A code of the vendor's as a Status: the vendor, the call, the code. A user sees this text.
 inline Status acme_status(const char *call, acme::Code code) {
   if (code == 0) return {};
-  return {code == acme::kOutOfMemory ? Code::Resource : Code::System, formatted("Acme: {} failed with {}", call, code)};
+  return {Code::Device, formatted("Acme: {} failed with {}", call, code)};
 }
 
 // Makes a call that gives the device work or may wait for it. called() lets others see that this thread is inside the vendor's call: a
@@ -109,7 +109,7 @@ class AcmeCalls {
     return reached;
   }
 
-  // ---- memory. allocate() is aligned to 256 bytes; no memory is Code::Resource.
+  // ---- memory. allocate() is aligned to 256 bytes.
   void *allocate(size_t bytes) const {
     void *memory = nullptr;
     acme_call("acme::allocate", [&] { return acme::allocate(&memory, bytes); });
@@ -117,8 +117,11 @@ class AcmeCalls {
   }
   Status try_release(void *memory) const { return acme_status(kEnds.memory, acme::release(memory)); }
   // Host memory that the device can reach: pinned, and mapped at an address of the device.
+  // Code::Resource: the host can lock no more memory. Then less is tried.
   void pin(void *memory, size_t bytes) const {
-    acme_call("acme::register_host", [&] { return acme::register_host(memory, bytes); });
+    const acme::Code code = called("Acme", "acme::register_host", [&] { return acme::register_host(memory, bytes); });
+    const Status s = acme_status("acme::register_host", code);
+    if (!s.ok()) throw Error(code == acme::kOutOfMemory ? Code::Resource : s.code, s.text);
   }
   Status try_unpin(void *memory) const { return acme_status(kEnds.registration, acme::unregister_host(memory)); }
   void *device_pointer(void *memory) const { return memory; }

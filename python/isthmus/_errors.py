@@ -9,6 +9,7 @@ __all__ = [
     "ArgumentError",
     "AuthError",
     "ConfigError",
+    "DeviceError",
     "Error",
     "ForkedError",
     "InternalError",
@@ -76,3 +77,7 @@ class UnsupportedError(Error, TypeError):
 
 class InternalError(Error):
     """A bug in Isthmus."""
+
+
+class DeviceError(Error):
+    """A device failed: a call of its runtime, or what ran on it. The text names the rank."""

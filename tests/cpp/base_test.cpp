@@ -929,12 +929,13 @@ TEST(Errors, OthersWordsBecomeOneLineOfBoundedLengthAndSoundText) {
 
 TEST(Errors, EveryCodeHasItsName) {
   std::set<std::string> names;
-  for (int c = 0; c <= static_cast<int>(Code::Internal); ++c) {
+  for (int c = 0; c <= static_cast<int>(isthmus::kLastCode); ++c) {
     const std::string name = code_name(static_cast<Code>(c));
     EXPECT_TRUE(names.insert(name).second) << name;
     EXPECT_NE(name, "unknown result");
   }
-  EXPECT_STREQ(code_name(static_cast<Code>(99)), "unknown result");
+  EXPECT_STREQ(code_name(static_cast<Code>(static_cast<int>(isthmus::kLastCode) + 1)), "unknown result");
+  EXPECT_STREQ(code_name(Code::Device), "device error");
   EXPECT_EQ(system_text("connect", ECONNREFUSED), isthmus::formatted("connect: Connection refused ({})", ECONNREFUSED));
 }
 

@@ -89,6 +89,45 @@ def test_the_same_where_amds_runtime_fails(fault: str, words: str) -> None:
     ended_everywhere("amd:2,cpu:1", fault, words)
 
 
+@pytest.mark.parametrize(
+    ("fleet", "switch", "fault", "kind"),
+    [
+        ("nvidia:1,cpu:1", "FAIL", "cuMemcpyAsync:9:700", "DeviceError"),
+        ("nvidia:1,cpu:1", "FAIL_LATE", "cuMemcpyAsync:9:700", "DeviceError"),
+        ("nvidia:1,cpu:1", "FAIL", "cuStreamCreate:1:2", "DeviceError"),
+        ("amd:1,cpu:1", "FAIL", "hipStreamWaitValue64:9:999", "DeviceError"),
+        ("ascend:1,cpu:1", "FAIL_LATE", "aclrtMemcpyAsync:9:507015", "DeviceError"),
+        ("nvidia:2,cpu:1", "FAIL", "ncclBroadcast:3:1", "DeviceError"),  # the library says that its device failed
+        ("nvidia:2,cpu:1", "FAIL", "ncclReduceScatter:2:3", "SystemError"),
+        ("ascend:2,cpu:1", "FAIL", "HcclReduceScatter:2:15", "DeviceError"),
+        ("ascend:2,cpu:1", "FAIL", "HcclReduceScatter:2:4", "SystemError"),
+    ],
+)
+def test_a_failure_of_a_device_is_a_device_error_and_a_librarys_own_a_system_error(
+    fleet: str, switch: str, fault: str, kind: str
+) -> None:
+    """On every rank."""
+
+    def body() -> str:
+        try:
+            with isthmus.init() as comm:
+                x: Any = np.ones(160_000, np.float32)
+                y: Any = np.ones(160_000 * comm.size, np.float32)
+                if not on_host():
+                    x, y = DeviceArray.of(x), DeviceArray.of(y)
+                for _ in range(40):
+                    comm.all_reduce(x, "max", x)
+                    comm.broadcast(x, 0)
+                    comm.all_gather(x, y)
+                    comm.reduce_scatter(y, "max", x)
+        except isthmus.Error as error:
+            return type(error).__name__
+        return "nothing failed"
+
+    told = run_fleet(fleet, body, init=False, switches={switch: fault})
+    assert told == [kind] * len(told)
+
+
 def test_a_switch_of_one_rank_is_told_to_that_rank_alone() -> None:
     def body() -> tuple[str | None, str | None]:
         return os.environ.get("REHEARSAL_SEED"), os.environ.get("REHEARSAL_SLOW")

@@ -121,6 +121,32 @@ def test_an_abort_ends_what_is_pending(vendors: str, scripted: dict[str, Path], 
     assert " all_reduce: 6, " in told[1] and len(told) == 2, told
 
 
+@pytest.mark.parametrize(
+    ("vendors", "fault", "code"),
+    [
+        ("na", "cuStreamWaitValue64:1:719", 1),
+        ("an", "hipStreamWaitValue64:1:999", 1),
+        ("hn", "aclrtMemcpyAsync:1:507015", 15),
+    ],
+)
+def test_a_call_of_the_device_that_fails_is_the_devices_failure_and_not_the_systems(
+    vendors: str, fault: str, code: int, scripted: dict[str, Path]
+) -> None:
+    """ncclUnhandledCudaError, HCCL_E_RUNTIME: of the communicator, and of the next call. The program does not call these."""
+    ranks = fleet(vendors)
+    ranks[0].say("id", "init", "bare all_reduce 0", "poll 0", "bare all_reduce 0", "destroy")
+    ranks[0].environment["REHEARSAL_FAIL"] = fault
+    ranks[1].say("init", "bare all_reduce 0", "poll 0", "destroy")
+    run(ranks, scripted)
+    for rank in ranks:
+        assert rank.code == 0, rank.printed + rank.logged
+    name, told = fault.split(":")[0], ranks[0].printed.splitlines()
+    (state,) = [line for line in told if " state: " in line]
+    refused = [line for line in told if " all_reduce: " in line][-1]
+    assert f" state: {code}, " in state and f" all_reduce: {code}, " in refused, told
+    assert name in (ranks[0].logged if vendors[0] == "h" else refused), told
+
+
 @pytest.mark.parametrize("vendors", ["na", "an", "hn"])
 def test_an_address_that_is_no_devices_is_refused_and_nothing_is_lost(vendors: str, scripted: dict[str, Path]) -> None:
     """An address of nothing, or of the program's own memory: not read, not written, not sent. The communicator goes on."""

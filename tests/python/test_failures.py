@@ -35,6 +35,7 @@ Run = Callable[..., list[Any]]
         (isthmus.UnsupportedError, TypeError),
         (isthmus.MismatchError, RuntimeError),
         (isthmus.ForkedError, RuntimeError),
+        (isthmus.DeviceError, RuntimeError),
     ],
 )
 def test_every_exception_is_an_error_and_pythons_class_of_that_meaning(

@@ -528,6 +528,28 @@ def test_data_parallel_training_gives_all_ranks_the_same_bits() -> None:
     assert all(parameters == results[0][0] and gained > 0 for parameters, gained in results)
 
 
+def the_failure_of_a_device() -> str:
+    """What a rank is told when a copy of Isthmus' to or from the device of rank 0 cannot be submitted."""
+    import torch
+    import torch.distributed as dist
+
+    device = start()
+    x = torch.ones(100_000, device=device)
+    try:
+        for _ in range(40):
+            dist.all_reduce(x)
+        dist.barrier()
+    except dist.DistBackendError as error:
+        return str(error)
+    return "nothing failed"
+
+
+def test_a_failure_of_a_device_is_a_backend_error_that_says_so() -> None:
+    fault = {"FAIL": "cuStreamWaitValue64:9:719"}
+    for said in run_fleet("nvidia:1,cpu:1", the_failure_of_a_device, init=False, switches=fault):
+        assert said.startswith("isthmus: device error - ") and "rank 0" in said and "(719" in said, said
+
+
 def test_the_example_runs_on_cpus_too() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(ROOT / "examples" / "train_digits.py"), "--islands", "2"]

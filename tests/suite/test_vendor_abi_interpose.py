@@ -50,6 +50,7 @@ HCCL_VALUES = {
     "kInternalError": "HCCL_E_INTERNAL",
     "kNotSupported": "HCCL_E_NOT_SUPPORT",
     "kNotFound": "HCCL_E_NOT_FOUND",
+    "kRuntime": "HCCL_E_RUNTIME",
 }
 
 

@@ -65,6 +65,7 @@ static_assert(nc::kIdBytes == NCCL_UNIQUE_ID_BYTES);
 static_assert(sizeof(nc::Result) == sizeof(ncclResult_t));
 static_assert(sizeof(nc::Handle) == sizeof(ncclComm_t) && sizeof(nc::Queue) == sizeof(cudaStream_t));
 static_assert(nc::kSuccess == ncclSuccess && nc::kInProgress == ncclInProgress);
+static_assert(nc::kDeviceFailed == ncclUnhandledCudaError);
 static_assert(sizeof(nc::Type) == sizeof(ncclDataType_t));
 static_assert(+nc::kInt8 == +ncclInt8 && +nc::kUInt8 == +ncclUint8);
 static_assert(+nc::kInt32 == +ncclInt32 && +nc::kUInt32 == +ncclUint32);

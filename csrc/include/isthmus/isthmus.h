@@ -57,7 +57,8 @@ typedef enum isthmus_result {
   ISTHMUS_ERR_INTERRUPTED = 11, /* the interrupt check (Ctrl-C) ended a blocking call; the communicator is aborted */
   ISTHMUS_ERR_UNSUPPORTED = 12, /* a combination that has no meaning, or that this build cannot do */
   ISTHMUS_IN_PROGRESS = 13,  /* isthmus_work_test: not done yet. Not an error. */
-  ISTHMUS_ERR_INTERNAL = 14  /* a bug in Isthmus */
+  ISTHMUS_ERR_INTERNAL = 14, /* a bug in Isthmus */
+  ISTHMUS_ERR_DEVICE = 15    /* a device failed: a call of its runtime, or what ran on it; the text names the rank */
 } isthmus_result;
 
 typedef enum isthmus_dtype {

@@ -22,7 +22,7 @@ void *find(const char *name, void *(*look_up)(const char *), const Files &files)
 }
 
 Outcome failed(const char *call, int code) {
-  return {ISTHMUS_ERR_SYSTEM,
+  return {ISTHMUS_ERR_DEVICE,
           std::string(call) + " gave " + std::to_string(code) + "; does this thread have a device, and does that one work?"};
 }
 Outcome missing(const char *library) {

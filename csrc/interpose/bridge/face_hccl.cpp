@@ -33,6 +33,7 @@ class HcclFace final : public Face {
       case ISTHMUS_ERR_RESOURCE: return kUnavailable;
       case ISTHMUS_ERR_SYSTEM:
       case ISTHMUS_ERR_AUTH: return kSystem;
+      case ISTHMUS_ERR_DEVICE: return kRuntime;
       case ISTHMUS_IN_PROGRESS: return kAgain;
       default: return kInternalError;
     }

@@ -18,6 +18,7 @@ using interpose::kRemoteError;
 using interpose::kSuccess;
 using interpose::kSystemError;
 using interpose::kTimeout;
+using interpose::kUnhandledDeviceError;
 
 // The text stays for good. The standard library throws exceptions of few texts.
 const char *no_memory(const char *what) noexcept {
@@ -50,6 +51,7 @@ class NcclFace final : public Face {
       case ISTHMUS_ERR_RESOURCE:
       case ISTHMUS_ERR_SYSTEM:
       case ISTHMUS_ERR_AUTH: return kSystemError;
+      case ISTHMUS_ERR_DEVICE: return kUnhandledDeviceError;
       case ISTHMUS_IN_PROGRESS: return kInProgress;
       default: return kInternalError;
     }
