@@ -111,8 +111,11 @@ def resolved(row: Row, otherwise: str) -> str:
     return f"  if (ours({comm})) {{\n{known}  }}\n"
 
 
-def entry(row: Row) -> str:
-    """One function, and its twin as another name of it: as at NCCL, the plain name is the weak one."""
+def entry(row: Row, grouped: bool = False) -> str:
+    """One function, and its twin as another name of it: as at NCCL, the plain name is the weak one.
+
+    `grouped`: an operation of the real library's is noted, for the end of an open group.
+    """
     if row.policy == "jump":
         return f"ISTHMUS_JUMP({row.name})\n"
     declared = ", ".join(f"{kind} a{i}".replace("* a", "*a") for i, kind in enumerate(row.parameters))
@@ -132,6 +135,8 @@ def entry(row: Row) -> str:
             before = f"  if (const Calls *b = ending(a{row.communicator})) return b->{row.name}({given});\n"
         elif row.policy == "route":
             before = f"  const Inside inside;\n  if (const Calls *b = bridge(inside)) return b->{row.name}({given});\n"
+        if grouped and row.communicator is not None and "Stream" in row.parameters:
+            before += f"  operates_on(a{row.communicator});\n"
         text = (
             f"static {row.result}{space}first_{row.name}({kinds});\n"
             f"static constinit BoundFunction<{row.result}({kinds})> bound_{row.name}{{&first_{row.name}}};\n"
@@ -167,7 +172,7 @@ def calls(rows: list[Row], source: str) -> str:
 def entries(rows: list[Row], door: str, source: str) -> str:
     head = f"// Made from {source} by scripts/interpose_entries.py.\n"
     head += "".join(f'#include "{header}"\n' for header in HEADERS[door])
-    return f"{head}\nusing namespace isthmus::interpose;\n\n" + "\n".join(entry(row) for row in rows)
+    return f"{head}\nusing namespace isthmus::interpose;\n\n" + "\n".join(entry(row, door != "hccl") for row in rows)
 
 
 def main(words: list[str]) -> int:

@@ -17,6 +17,11 @@ struct ThreadState {
   void *pending;  // what the bridge has to do when the outermost group ends; null: nothing
   // Calls of the bridge or of a routed function on the stack. The real library's own calls are not intercepted meanwhile.
   int inside;
+  // How many communicators of the real library's the open group has operations on, and the first kMostJoined of them, each
+  // once.
+  static constexpr int kMostJoined = 64;
+  int joined;
+  void *comms[kMostJoined];
 };
 
 // What a front door tells the bridge about the door. A front door is the library with a vendor's SONAME that a program calls.

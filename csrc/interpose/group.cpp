@@ -24,8 +24,16 @@ Result own_ncclGroupStart() noexcept {
   Function *f = find(slot, "ncclGroupStart");
   if (!f) return refuse("ncclGroupStart");
   const Result r = f();
-  if (ThreadState &t = thread(); r == kSuccess && t.inside == 0) ++t.depth;
+  if (ThreadState &t = thread(); r == kSuccess && t.inside == 0 && t.depth++ == 0) t.joined = 0;
   return r;
+}
+
+void join_group(ThreadState &t, Comm comm) noexcept {
+  const int known = t.joined < ThreadState::kMostJoined ? t.joined : ThreadState::kMostJoined;
+  for (int i = known; i-- > 0;)
+    if (t.comms[i] == comm) return;
+  if (known < ThreadState::kMostJoined) t.comms[known] = comm;
+  t.joined = known + 1;
 }
 
 Result own_ncclGroupEnd() noexcept {

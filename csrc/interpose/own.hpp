@@ -23,6 +23,12 @@ inline const Calls *bridge(const Inside &inside) noexcept {
   return inside.first() ? static_cast<const Calls *>(open_bridge()) : nullptr;
 }
 
+// Keeps a communicator of the real library's that the open group has an operation on.
+void join_group(ThreadState &t, Comm comm) noexcept;
+inline void operates_on(Comm comm) noexcept {
+  if (ThreadState &t = thread(); t.depth > 0 && t.inside == 0) join_group(t, comm);
+}
+
 const char *own_ncclGetLastError(Comm comm) noexcept;
 const char *own_ncclGetErrorString(Result code) noexcept;
 Result own_ncclGroupStart() noexcept;

@@ -42,7 +42,7 @@ SWITCHES = (
     "GATE_US", "COPY_GBPS", "COPY_OUT_GBPS", "COPY_IN_GBPS", "FABRIC_GBPS", "MEMORY", "DEVICES", "PINNED", "FAIL",
     "FAIL_FOR_GOOD", "FAIL_LATE", "HANG", "SLOW", "ABORT_ON_MISUSE", "QUIET", "TRACE", "CUDA_NO_STREAM_VALUES", "GFX",
     "HIP_WAIT_ANYWHERE", "HIP_NO_SIGNAL_MEMORY", "ACL_STREAM_VALUES", "ACL_NO_HOST_FUNC", "MEET",
-    "NCCL_VERSION",
+    "NCCL_VERSION", "NCCL_GROUP_MS",
 )  # fmt: skip
 
 _ITEM = re.compile(r"(?P<vendor>[^:@,\s]+):(?P<count>[0-9]+)(?:@(?P<label>[^:@,\s]+))?")

@@ -161,6 +161,53 @@ def test_a_group_that_has_no_memory_to_end_is_not_launched(
         assert rank.output == NOTHING * 2 + given(number) + summed(2)
 
 
+# ---- groups whose library is in progress when they end -------------------------------------------------------------------
+
+
+def late() -> list[Rank]:
+    """Ranks 0 and 1 have a communicator of their own library's, number 1, that does not block, besides that of all."""
+    ranks = fleet("nna")
+    ranks[0].say("id", "init", "use other", "id", "join 0 2 0", "poll 7")
+    ranks[1].say("init", "use other", "join 1 2 0", "poll 7")
+    ranks[2].say("init")
+    return ranks
+
+
+def test_what_isthmus_carries_of_a_group_follows_what_the_library_puts_late_on_the_stream(scripted: dict[str, Path]) -> None:
+    """The library of rank 0 comes to the stream after the group's end, that of rank 1 at once.
+
+    In two orders on one stream the two parts would wait for each other for good.
+    """
+    ranks = late()
+    for number, rank in enumerate(ranks):
+        rank.say(*(("group", *BOTH[:-1], "all_reduce 7 0 5 0 0 0", "end", "comm 1", "poll 7") if number < 2 else BOTH[-1:]))
+        rank.say("wait", "comm 0", "destroy")
+        rank.inputs.append(given(number, 2 if number < 2 else 1))
+    ranks[0].environment["REHEARSAL_NCCL_GROUP_MS"] = "300"
+    run(ranks, scripted)
+    lines = told(ranks[0], 4)
+    assert " init: 7, " in lines[0] and " end: 7, " in lines[2], lines
+    assert all(line.endswith(" state: 0, ") for line in lines[1::2]), lines
+    assert [rank.output for rank in ranks] == [summed(2) + summed(3)] * 2 + [summed(3)]
+    assert all(rank.code == 0 for rank in ranks), [rank.printed + rank.logged for rank in ranks]
+
+
+def test_an_abort_of_a_communicator_that_is_in_progress_ends_the_end_of_its_group(scripted: dict[str, Path]) -> None:
+    """By another thread. Of what Isthmus carries nothing is launched, and the next operation is."""
+    ranks = late()
+    for number, rank in enumerate(ranks):
+        if number < 2:
+            rank.say("comm 1", "abort_later 300", "group", "bare all_reduce 0", "comm 0", "bare all_reduce 0", "end")
+            rank.environment["REHEARSAL_NCCL_GROUP_MS"] = "1000000"
+        rank.say("comm 0", "all_reduce 7 0 5 0 0 1", "wait", "destroy")
+        rank.inputs.append(given(number))
+    run(ranks, scripted)
+    for rank in ranks[:2]:
+        line = told(rank, 3)[-1]
+        assert " end: 6, " in line and "aborted a communicator of the group" in line and HALF in line, line
+    assert [rank.output for rank in ranks] == [summed(3)] * 3
+
+
 # ---- handles -----------------------------------------------------------------------------------------------------------
 
 

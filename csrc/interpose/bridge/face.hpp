@@ -3,6 +3,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -42,6 +43,9 @@ struct FaceRules {
   Result in_progress;
   bool has_last_error;  // a program can ask for the last failure's text; else texts are lines of the log
   GroupCheck group_check;
+  // Where the end of the real library's group may give `in_progress`: waits until all of the thread's group is on its streams.
+  // `ours`: whether to go on waiting.
+  Outcome (*wait_for_group)(const std::function<Outcome()> &ours) = nullptr;
 };
 
 struct PendingGroup;

@@ -33,7 +33,7 @@ class NcclFace final : public Face {
  public:
   NcclFace()
       : Face({"ncclGroupEnd", kInvalidArgument, kInvalidArgument, kInvalidUsage, kSystemError, kSystemError, kInProgress,
-              true, GroupCheck::Late}) {}
+              true, GroupCheck::Late, wait_for_group}) {}
 
   using Face::number_of;
   Result number_of(isthmus_result code) const noexcept override {
@@ -155,7 +155,7 @@ Result async_error(Handle handle, Result *out) {
 }
 
 Handle behind_handle(Handle handle) { return bridge::behind(handle); }
-bool named(Handle handle) { return bridge::alias_of(handle) != nullptr; }
+bool named(Handle handle) { return bridge::alias_of(handle) != nullptr || asked_about(handle); }
 
 const char *last_error(Handle handle) noexcept try {
   const CommPtr comm = bridge::find(handle);
@@ -172,16 +172,17 @@ Result finalize(Handle handle) {
   return failed("ncclCommFinalize", comm->finalize());
 }
 // Ends a communicator of the vendor's, by either of its handles: the vendor's own, or the alias. The alias is dropped.
-// False: there is no alias of the communicator.
+// False: the handle is ours, and no alias.
 bool end_real(const char *call, Handle handle, Result &result) {
   Handle known = bridge::behind(handle);
   if (!known) {
     known = handle;
     handle = bridge::alias_of(known);
-    if (!handle) return false;
+    if (!handle && bridge::in_range(known)) return false;
   }
+  stop_asking(known);
   result = call_real<Result(Handle)>(call, known);
-  if (!face().failure(result)) drop_alias(handle);
+  if (handle && !face().failure(result)) drop_alias(handle);
   return true;
 }
 Result destroy(Handle handle) {

@@ -16,7 +16,8 @@ namespace {
 // 4. End the real library's group. Where something was refused, spoil that group first, so that nothing of it is launched.
 //    Vendors whose groups cannot fail launch their part.
 // 5. Make Isthmus' communicators, all at once, then the parts of communicators.
-// 6. Launch Isthmus' operations.
+// 6. Wait until the real library's part is on its streams, where the library says that work is in progress.
+// 7. Launch Isthmus' operations.
 // Nothing of Isthmus' part begins before the real library's part is on its way, nor where the real library's part has failed.
 class GroupEnd {
  public:
@@ -48,7 +49,7 @@ class GroupEnd {
     if (first_ == kOk) hold_census();
     if (first_ == kOk) make_theirs();
     if (face_.failure(first_)) return give_up();
-    keep_first(end_real());
+    keep_first(ended_ = end_real());
     pending_.inits.clear();  // the vendor's communicators have their handles now
     if (face_.failure(first_)) return first_;
     make_ours();
@@ -150,6 +151,11 @@ class GroupEnd {
       if (!o.ok()) o.text += batches_.text_of_half();
       return face_.failed(face_.rules.group_end, o);
     };
+    if (auto *wait = face_.rules.wait_for_group; wait && ended_ != kOk && !batches_.empty()) {
+      const Outcome o = wait([this] { return batches_.sound(); });
+      if (o.vendors) return face_.failed(face_.rules.group_end, o);  // the real library's part
+      if (!o.ok()) return told(o);
+    }
     Outcome ready;
     if (!alone_) ready = batches_.check(true);
     else if (face_.rules.group_check == GroupCheck::EarlyAndLate) ready = batches_.prepare();
@@ -185,6 +191,7 @@ class GroupEnd {
   Result (*real_end_)();  // null: the real library's group has ended
   LaunchBatches batches_;
   Result first_;                             // the first failure
+  Result ended_ = kOk;                       // of the real library's group
   const char *why_;                          // its text
   bool alone_ = false;                       // the group has operations only
   bool real_knows_ = false;                  // the failure is of a call of the real library, inside of its group

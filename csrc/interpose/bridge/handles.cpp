@@ -126,6 +126,10 @@ uintptr_t reserve_handles() noexcept {
   return begin;
 }
 
+bool in_range(const void *handle) noexcept {
+  return reinterpret_cast<uintptr_t>(handle) - reserve_handles() < interpose::kHandleBytes;
+}
+
 void *give_handle(std::shared_ptr<Comm> comm) {
   static const bool filled = fill();
   if (!filled) return nullptr;

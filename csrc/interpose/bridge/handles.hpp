@@ -11,6 +11,7 @@ class Comm;
 
 // Where the range begins, always the same; 0: the system has no room for it.
 uintptr_t reserve_handles() noexcept;
+bool in_range(const void *handle) noexcept;  // whether it is, or was, a handle of ours
 // A new handle. Null: all handles are in use, or there is no memory.
 void *give_handle(std::shared_ptr<Comm> comm);
 // The communicator behind a handle. Null: there is no communicator, or the handle was taken back.

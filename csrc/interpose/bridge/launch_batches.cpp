@@ -47,6 +47,13 @@ LaunchBatches::~LaunchBatches() {
   }
 }
 
+Outcome LaunchBatches::sound() const {
+  for (const BridgedCalls &batch : batches_)
+    for (const auto &one : batch)
+      if (Outcome o = one.first->status(); !o.ok()) return o;
+  return {};
+}
+
 Outcome LaunchBatches::prepare() {
   for (BridgedCalls &batch : batches_)
     for (auto &[comm, operation] : batch)

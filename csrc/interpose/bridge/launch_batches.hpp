@@ -27,6 +27,7 @@ class LaunchBatches {
   // What an error says in addition, where the real library's part of the group is on its way, and no batch is.
   std::string text_of_half() const;
 
+  Outcome sound() const;  // whether none of the communicators has failed
   Outcome prepare();
   // Prepares the operations, and says whether they could begin. `last`: the batches are launched right after this check. Then
   // launch() takes the record of a single batch from this check, and does not record the batch again.

@@ -72,6 +72,7 @@ Settings read() {
   if (const char *path = std::getenv("REHEARSAL_TRACE")) s.trace = path;
   if (const char *path = std::getenv("REHEARSAL_MEET")) s.meet = path;
   number("REHEARSAL_NCCL_VERSION", s.nccl_version, 0);
+  number("REHEARSAL_NCCL_GROUP_MS", s.nccl_group_ms, 0);
   faults("REHEARSAL_FAIL", s.fail, true);
   faults("REHEARSAL_FAIL_FOR_GOOD", s.fail_for_good, true);
   faults("REHEARSAL_FAIL_LATE", s.fail_late, true);

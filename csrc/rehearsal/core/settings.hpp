@@ -42,6 +42,7 @@ struct Settings {
   std::string trace;            // a file: at exit the process appends a line of JSON with its calls
   std::string meet;             // the file of a network namespace, in which ranks meet; empty: the process's own
   int nccl_version = 0;         // as ncclGetVersion gives it; 0: the library's own
+  long nccl_group_ms = 0;       // from the end of a group to its work, where a communicator in it does not block
   // fail: the call returns the code. fail_for_good: and so do later calls on the device. fail_late: the call's work fails on the stream.
   // hang: the work does not end. slow: the work begins later.
   std::vector<Fault> fail, fail_for_good, fail_late, hang, slow;

@@ -1,5 +1,7 @@
 // The simulated libnccl.so.2 and librccl.so.1: collectives, messages, groups.
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "nccl/nccl_abi.hpp"
@@ -24,9 +26,30 @@ Result launch_all(const std::vector<Operation> &operations) {
   }
 }
 Result mixed() { return say(kInvalidUsage, "init and collectives in one group"); }
+// Launches the group's operations later. Until then the communicators that do not block are in progress.
+Result end_later() {
+  std::vector<Operation> operations;
+  operations.swap(group().operations);
+  std::vector<CommPtr> comms;
+  for (const Operation &o : operations) comms.push_back(std::static_pointer_cast<Comm>(o.comm));
+  for (const CommPtr &c : comms)
+    if (!c->blocking) c->state.store(kInProgress);
+  std::thread([operations, comms] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(settings().nccl_group_ms));
+    Group later;
+    later.operations = operations;
+    const Result r = later.end(launch_all, mixed);
+    for (const CommPtr &c : comms) {
+      int expected = kInProgress;
+      c->state.compare_exchange_strong(expected, r);
+    }
+  }).detach();
+  return kInProgress;
+}
 Result end_group() {
   bool follows = false;
   for (const Operation &o : group().operations) follows |= !o.awaited;
+  if (follows && settings().nccl_group_ms && !group().failure && group().inits.empty()) return end_later();
   const Result r = group().end(launch_all, mixed);
   return r == kSuccess && follows && Machine::get().blocking.load() ? static_cast<Result>(kInProgress) : r;
 }
