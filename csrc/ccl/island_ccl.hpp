@@ -89,6 +89,13 @@ class IslandCommunicator {
   virtual void leave_behind() noexcept {}
 };
 
+// What an island's ranks know of each other before any of them uses the library.
+struct IslandMember {
+  std::string host;  // opaque: equal on one host
+  int64_t pid = 0;
+  std::vector<std::byte> terms;  // Library::terms() of the rank's process
+};
+
 struct IslandJoin {
   std::span<const std::byte> id;  // from make_id() of one rank of the island
   int rank = 0, size = 1;
@@ -113,7 +120,11 @@ class Library {  // a vendor's library, opened once in a process; thread-safe
   virtual std::string path() const = 0;             // of the file that was opened
   virtual LibraryCapabilities capabilities() const noexcept = 0;
   virtual bool can(Call call, DType dtype, RedOp op) const noexcept = 0;  // op: of reductions
-  virtual Status usable() const { return {}; }                 // not OK: this process can join no island any more, and why
+  virtual Status usable() const { return {}; }  // not OK: this process can join no island any more, and why
+  // What the other ranks of an island must know of this process: at most 64 bytes, which the library alone reads.
+  virtual std::vector<std::byte> terms() const { return {}; }
+  // Each rank calls this with the island's members in their order, before make_id() and join(). Throws where they cannot be one island.
+  virtual void settle(std::span<const IslandMember>) {}
   virtual std::vector<std::byte> make_id(int device = 0) = 0;  // device: of the rank that asks
   // Collective over the island. Error(Timeout) at the deadline, or soon after waiting has become hopeless.
   virtual std::unique_ptr<IslandCommunicator> join(const IslandJoin &join, std::shared_ptr<device::Stream> stream) = 0;

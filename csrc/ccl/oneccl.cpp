@@ -12,9 +12,11 @@
 #include "base/error.hpp"
 #include "base/fork.hpp"
 #include "base/lock.hpp"
+#include "base/log.hpp"
 #include "ccl/oneccl_communicator.hpp"
 #include "ccl/oneccl_guards.hpp"
 #include "ccl/oneccl_leftovers.hpp"
+#include "ccl/oneccl_sharing.hpp"
 #include "device/abandoned.hpp"
 #include "device/host.hpp"
 
@@ -94,6 +96,18 @@ class OneCcl final : public Library {
     return {Code::Unsupported, "oneccl: a thread of this process is stuck inside the library for good; start a new process"};
   }
 
+  std::vector<std::byte> terms() const override { return terms_of(*sharing_.lock()); }
+  void settle(std::span<const IslandMember> island) override {
+    const auto sharing = sharing_.lock();
+    const bool first = *sharing == Sharing::Undecided;
+    *sharing = decide(island);
+    if (!first || *sharing != Sharing::LeftOut) return;
+    add_to_environment({{{"FI_PROVIDER", "^shm"}}});
+    ISTHMUS_WARN(
+        "oneccl: the process ids of the island's ranks on one host are not of one length, with which oneCCL's shared memory "
+        "does not work; its traffic goes by TCP in this process");
+  }
+
   std::vector<std::byte> make_id(int) override {
     const WithoutPipeSignal masked;
     Id id{};
@@ -135,6 +149,7 @@ class OneCcl final : public Library {
   void *library_ = nullptr;  // never closed: the library's threads would run on in unmapped memory
   Functions f_{};
   std::string version_, path_;
+  mutable Guarded<Sharing> sharing_{sharing_of(std::getenv("FI_PROVIDER"))};
   mutable Mutex mutex_;
   std::weak_ptr<device::Stream> stream_ ISTHMUS_GUARDED_BY(mutex_);  // of the communicators that are alive
 };

@@ -22,6 +22,7 @@ namespace isthmus::ccl {
 //   FI_PROVIDER_PATH              where a folder `prov` lies beside the library
 //   CCL_KVS_IFACE, FI_TCP_IFACE   `interface`, where it is not empty: the interface by which all ranks are reached. The library would take
 //                                 the host's first one.
+// settle() adds FI_PROVIDER=^shm where the shared memory of oneCCL's transport does not work (oneccl_sharing.hpp).
 std::shared_ptr<Library> open_oneccl(const std::string &path, const std::string &interface);
 
 }  // namespace isthmus::ccl

@@ -20,12 +20,13 @@ struct RankBlob {
   topology::RankInfo info;
   std::string settings;  // those on which all ranks must agree, as text
   std::string name;
-  std::string members;            // whom the rank takes for the members; all ranks must say the same
-  Status trouble;                 // not OK: this rank cannot take part, and why
-  uint32_t index = 0, epoch = 0;  // of the rank in its process; a random number (rank 0's counts)
-  uint64_t mailbox = 0;           // offset in the arena
-  int64_t leader_bytes = -1;      // what the rank's settings say of the leader exchange; -1: nothing
-  bootstrap::Bytes16 key{};       // rank 0's is the job key
+  std::string members;                   // whom the rank takes for the members; all ranks must say the same
+  Status trouble;                        // not OK: this rank cannot take part, and why
+  uint32_t index = 0, epoch = 0;         // of the rank in its process; a random number (rank 0's counts)
+  uint64_t mailbox = 0;                  // offset in the arena
+  std::vector<std::byte> library_terms;  // ccl::Library::terms() of the library that serves the rank
+  int64_t leader_bytes = -1;             // what the rank's settings say of the leader exchange; -1: nothing
+  bootstrap::Bytes16 key{};              // rank 0's is the job key
 };
 
 std::vector<std::byte> pack(const RankBlob &blob);

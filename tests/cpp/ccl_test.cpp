@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -27,6 +28,7 @@
 
 #include "ccl/oneccl.hpp"
 #include "ccl/oneccl_leftovers.hpp"
+#include "ccl/oneccl_sharing.hpp"
 #include "device/abandoned.hpp"
 #include "device/host.hpp"
 #include "patience.hpp"
@@ -80,7 +82,23 @@ std::string hear(const Place &p, const std::string &name) {
   return text.str();
 }
 
+// All ranks leave each other what the library wants known, and settle on it.
+void settle(const Place &p) {
+  const auto terms = p.library->terms();
+  say(p, "terms" + std::to_string(p.rank), std::to_string(::getpid()) + " " + std::to_string(static_cast<int>(terms.at(0))));
+  std::vector<IslandMember> members;
+  for (int r = 0; r < p.size; ++r) {
+    std::istringstream said(hear(p, "terms" + std::to_string(r)));
+    IslandMember &m = members.emplace_back(IslandMember{"host", 0, {std::byte{}}});
+    int sharing = -1;
+    said >> m.pid >> sharing;
+    m.terms[0] = static_cast<std::byte>(sharing);
+  }
+  p.library->settle(members);
+}
+
 std::vector<std::byte> shared_id(const Place &p, const std::string &name) {
+  if (static std::once_flag once; true) std::call_once(once, [&] { settle(p); });
   if (p.rank == 0) {
     const auto id = p.library->make_id();
     say(p, name, {reinterpret_cast<const char *>(id.data()), id.size()});
@@ -343,7 +361,7 @@ int maker(const Place &p) {
 }
 
 int missing(const Place &p) {
-  if (p.rank == 1) return 0;
+  if (p.rank == 1) return settle(p), 0;
   try {
     joined(p, new_stream(), "id", 0.5);
   } catch (const Error &e) {
@@ -522,6 +540,59 @@ TEST(OneCclLeftovers, StayWhereMoreWereThereBeforeThanCanBeRemembered) {
   });
 }
 
+// ---- whether the ranks share memory ---------------------------------------------------------------------------------------
+
+using oneccl::decide, oneccl::Sharing, oneccl::sharing_of, oneccl::terms_of;
+
+IslandMember member(const char *host, int64_t pid, Sharing sharing = Sharing::Undecided) {
+  return {host, pid, terms_of(sharing)};
+}
+Status refusal_of(const std::vector<IslandMember> &island) {
+  try {
+    decide(island);
+  } catch (const Error &e) { return {e.code(), e.text()}; }
+  return {};
+}
+
+TEST(OneCclSharing, IsUsedWhereTheProcessIdsOfEachHostAreOfOneLength) {
+  EXPECT_EQ(decide(std::vector{member("a", 1000), member("a", 9999)}), Sharing::Used);
+  EXPECT_EQ(decide(std::vector{member("a", 7), member("b", 1234)}), Sharing::Used);
+  EXPECT_EQ(decide(std::vector{member("a", 7)}), Sharing::Used);
+}
+
+TEST(OneCclSharing, IsLeftOutOnAllRanksWhereThoseOfOneHostAreNot) {
+  EXPECT_EQ(decide(std::vector{member("a", 9999), member("a", 10000)}), Sharing::LeftOut);
+  EXPECT_EQ(decide(std::vector{member("b", 1), member("a", 100), member("b", 2), member("a", 99)}), Sharing::LeftOut);
+}
+
+TEST(OneCclSharing, FollowsWhatARankHasDecidedBefore) {
+  EXPECT_EQ(decide(std::vector{member("a", 1, Sharing::LeftOut), member("a", 2)}), Sharing::LeftOut);
+  EXPECT_EQ(decide(std::vector{member("a", 1, Sharing::Used), member("a", 2)}), Sharing::Used);
+  const Status two = refusal_of({member("a", 1, Sharing::LeftOut), member("a", 2, Sharing::Used)});
+  EXPECT_EQ(two.code, Code::Unsupported);
+  EXPECT_NE(two.text.find("process 2 on a uses oneCCL's shared memory and process 1 on a does not"), std::string::npos)
+      << two.text;
+  const Status late = refusal_of({member("a", 9, Sharing::Used), member("a", 10)});
+  EXPECT_EQ(late.code, Code::Unsupported);
+  EXPECT_NE(late.text.find("between processes 9 and 10 on a"), std::string::npos) << late.text;
+  EXPECT_NE(late.text.find("FI_PROVIDER=^shm"), std::string::npos) << late.text;
+}
+
+TEST(OneCclSharing, IsTheUsersWhereFiProviderIsSet) {
+  EXPECT_EQ(sharing_of(nullptr), Sharing::Undecided);
+  EXPECT_EQ(sharing_of(""), Sharing::Undecided);
+  EXPECT_EQ(sharing_of("tcp"), Sharing::LeftOut);
+  EXPECT_EQ(sharing_of("^shm"), Sharing::LeftOut);
+  EXPECT_EQ(sharing_of("shm,tcp"), Sharing::Used);
+  EXPECT_EQ(sharing_of("^verbs"), Sharing::Used);
+}
+
+TEST(OneCclSharing, TermsThatCannotBeReadAreRefused) {
+  EXPECT_EQ(refusal_of({{"a", 1, {}}}).code, Code::Mismatch);
+  EXPECT_EQ(refusal_of({{"a", 1, {std::byte{3}}}}).code, Code::Mismatch);
+  EXPECT_EQ(refusal_of({{"a", 1, {std::byte{1}, std::byte{1}}}}).code, Code::Mismatch);
+}
+
 TEST(OneCclLeftovers, OfAProcessThatLivesAreLeftToIt) {
   const TransportFile alive(0, TransportFile::Mapped::No);
   remove_leftovers_of_the_dead();
@@ -534,6 +605,6 @@ TEST(OneCclLeftovers, OfAProcessThatLivesAreLeftToIt) {
 int main(int argc, char **argv) {
   if (argc > 1 && isthmus::ccl::kScenes.count(argv[1])) return isthmus::ccl::play(argc, argv);
   testing::InitGoogleTest(&argc, argv);
-  if (!std::getenv("TEST_ONECCL")) GTEST_FLAG_SET(filter, "NoOneCcl.*:OneCclLeftovers.*");
+  if (!std::getenv("TEST_ONECCL")) GTEST_FLAG_SET(filter, "NoOneCcl.*:OneCclLeftovers.*:OneCclSharing.*");
   return RUN_ALL_TESTS();
 }

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -14,7 +17,9 @@ import numpy as np
 import pytest
 
 import isthmus
+from hosts import missing
 from islands import ONECCL, join, needs_oneccl, run_islands
+from patience import SOON
 from ranks import run_processes, run_threads
 from reference import DTYPES, bits
 
@@ -349,6 +354,59 @@ def test_a_process_with_a_stuck_thread_ends_with_its_own_status() -> None:
     for text, pid in (first, third):
         assert "rank 1" in text
         assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"{pid}:")], "what its transport keeps there"
+
+
+NINE_AND_TEN = """
+import os
+import sys
+
+def fork(body, *arguments):
+    child = os.fork()
+    if child == 0:
+        try:
+            body(*arguments)
+        except BaseException as error:
+            sys.stderr.write(f"{error!r}\\n")
+            os._exit(1)
+        os._exit(0)
+    return child
+
+def rank(number):
+    import isthmus, numpy
+    if number == 0:
+        id = isthmus.unique_id()
+        os.write(tell, id)
+    else:
+        id = os.read(told, 128)
+    settings = {"CCL": "oneccl", "CCL_LIBRARY": sys.argv[1]}
+    with isthmus.init(number, 2, unique_id=id, island="A", settings=settings) as comm:
+        x = numpy.ones(300_000, numpy.float32)
+        comm.all_reduce(x)
+        assert (x == 2).all()
+        print(os.getpid(), comm.topology()["islands"][0]["library"], flush=True)
+
+told, tell = os.pipe()
+while (child := fork(lambda: None)) < 8:
+    os.waitpid(child, 0)
+os.waitpid(child, 0)
+ranks = [fork(rank, number) for number in range(2)]
+sys.exit(any([os.waitpid(child, 0)[1] for child in ranks]))
+"""
+
+
+def test_processes_whose_ids_are_of_unlike_lengths_are_an_island_too() -> None:
+    """oneCCL's own shared memory does not connect them, and ends both. They are 9 and 10 in a namespace of their own."""
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        missing("a namespace of process ids needs root and unshare (util-linux)")
+    ended = subprocess.run(
+        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", NINE_AND_TEN, str(ONECCL)],
+        capture_output=True,
+        text=True,
+        timeout=SOON,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert sorted(line.split()[0] for line in ended.stdout.splitlines()) == ["10", "9"], ended.stdout
+    assert ended.stderr.count("its traffic goes by TCP in this process") == 2, ended.stderr
 
 
 def test_steady_traffic_of_a_hundred_operations_in_flight() -> None:

@@ -163,7 +163,9 @@ Offer make_offer(const Invitation &invitation) {
     open_device(invitation, offer.device, mine.info);
     read_rates(invitation, mine.info);
     offer.library = open_library(invitation.settings, mine.endpoint, offer.device);
-    if (offer.library) describe_library(*offer.library, mine.info);
+    if (!offer.library) return;
+    describe_library(*offer.library, mine.info);
+    mine.library_terms = offer.library->terms();
   });
   mine.trouble = attempt.trouble();
   return offer;

@@ -44,6 +44,15 @@ void open_streams(const Invitation &invitation, const Device &device, int ordina
   served.arena = ours.arena;
 }
 
+std::vector<ccl::IslandMember> members_of(const Agreement &agreement) {
+  std::vector<ccl::IslandMember> members;
+  for (const int q : agreement.island->ranks) {
+    const RankBlob &theirs = agreement.ranks[static_cast<size_t>(q)];
+    members.push_back({theirs.info.host, theirs.info.pid, theirs.library_terms});
+  }
+  return members;
+}
+
 // What a rank's ballot carries: the size of the rank's staging memory, and from the first rank of an island the library's id.
 Blob staging_and_id(uint64_t staging, const Blob &id) {
   Blob out(sizeof staging);
@@ -136,6 +145,9 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
   Attempts attempt(invitation);
   Ballot mine;
   Blob id;
+  attempt([&] {
+    if (agreement.island) offer.library->settle(members_of(agreement));
+  });
   attempt([&] {
     if (agreement.island && agreement.island->ranks[0] == invitation.rank)
       id = asked<Blob>(device, invitation.deadline,
