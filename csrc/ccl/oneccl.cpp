@@ -98,10 +98,16 @@ class OneCcl final : public Library {
 
   std::vector<std::byte> terms() const override { return terms_of(*sharing_.lock()); }
   void settle(std::span<const IslandMember> island) override {
+    const Sharing decided = decide(island);
     const auto sharing = sharing_.lock();
-    const bool first = *sharing == Sharing::Undecided;
-    *sharing = decide(island);
-    if (!first || *sharing != Sharing::LeftOut) return;
+    if (*sharing == decided) return;
+    if (*sharing != Sharing::Undecided)
+      fail(Code::Unsupported,
+           "oneccl: another communicator of this process, made meanwhile, has decided otherwise on oneCCL's shared memory; "
+           "set "
+           "FI_PROVIDER=^shm for all ranks, or make one after the other");
+    *sharing = decided;
+    if (decided != Sharing::LeftOut) return;
     add_to_environment({{{"FI_PROVIDER", "^shm"}}});
     ISTHMUS_WARN(
         "oneccl: the process ids of the island's ranks on one host are not of one length, with which oneCCL's shared memory "

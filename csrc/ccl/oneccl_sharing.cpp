@@ -33,7 +33,8 @@ Unlike unlike(std::span<const IslandMember> island) {
 }  // namespace
 
 Sharing sharing_of(const char *fi_provider) noexcept {
-  if (!fi_provider || !*fi_provider) return Sharing::Undecided;
+  if (!fi_provider) return Sharing::Undecided;
+  if (!*fi_provider) return Sharing::Used;  // it leaves nothing out, and it is set
   const std::string_view text(fi_provider);
   const bool names = text.find("shm") != std::string_view::npos, excludes = text.front() == '^';
   return names != excludes ? Sharing::Used : Sharing::LeftOut;

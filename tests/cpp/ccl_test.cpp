@@ -580,7 +580,7 @@ TEST(OneCclSharing, FollowsWhatARankHasDecidedBefore) {
 
 TEST(OneCclSharing, IsTheUsersWhereFiProviderIsSet) {
   EXPECT_EQ(sharing_of(nullptr), Sharing::Undecided);
-  EXPECT_EQ(sharing_of(""), Sharing::Undecided);
+  EXPECT_EQ(sharing_of(""), Sharing::Used);
   EXPECT_EQ(sharing_of("tcp"), Sharing::LeftOut);
   EXPECT_EQ(sharing_of("^shm"), Sharing::LeftOut);
   EXPECT_EQ(sharing_of("shm,tcp"), Sharing::Used);

@@ -84,11 +84,13 @@ void read_ballots(const Invitation &invitation, const Agreement &agreement, std:
 }
 
 // Looks whether a rank has gone that this rank is connected with. A rank that gives up because of another one shuts Isthmus down. So a rank that
-// has only said farewell is the cause when no other has been found for some time.
+// has only said farewell is the cause when no other has been found for some time. So is `own`, the trouble of this rank, which may have no
+// connection with the rank that has gone.
 class WatchOverPeers {
  public:
-  WatchOverPeers(const Invitation &invitation, const Agreement &agreement, const Wiring &wiring)
+  WatchOverPeers(const Invitation &invitation, const Agreement &agreement, const Wiring &wiring, const Status &own)
       : name_(invitation.name), rank_(invitation.rank) {
+    if (own.code == Code::PeerLost) own_ = own;
     for (size_t q = 0; q < wiring.processes.size(); ++q) {
       const topology::RankInfo &theirs = agreement.ranks[q].info;
       if (const auto *process = wiring.processes[q])
@@ -102,9 +104,10 @@ class WatchOverPeers {
       if (!w.process->said_farewell()) return gone(w);
       if (!left) left = &w;
     }
-    if (!left) return {};
+    if (!left && own_.ok()) return {};
     if (left_since_ns_ == 0) left_since_ns_ = now_ns();
-    return now_ns() - left_since_ns_ < kOthersMayFollowNs ? Status{} : gone(*left);
+    if (now_ns() - left_since_ns_ < kOthersMayFollowNs) return {};
+    return own_.ok() ? gone(*left) : own_;
   }
 
  private:
@@ -121,6 +124,7 @@ class WatchOverPeers {
 
   std::string name_;
   int rank_;
+  Status own_;
   std::vector<WatchedPeer> peers_;
   int64_t left_since_ns_ = 0;
 };
@@ -165,7 +169,7 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
     });
     if (same_host && process && !process->arena) mine.vote = Ballot::Vote::NoMemory;
   }
-  invitation.exchange.watch(WatchOverPeers(invitation, agreement, wiring));
+  invitation.exchange.watch(WatchOverPeers(invitation, agreement, wiring, attempt.trouble()));
   // Before the vote: a rank that waits inside a library would take a rank without a stream for late.
   attempt([&] {
     if (agreement.island || !device.host())
