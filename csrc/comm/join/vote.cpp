@@ -36,7 +36,9 @@ std::vector<Ballot> vote(const Invitation &invitation, Ballot mine) {
     votes = invitation.exchange.all_gather(mine.pack(), invitation.deadline);
   } catch (const Error &e) {
     if (trouble.ok()) throw;
-    if (trouble.code == Code::Timeout) trouble.code = e.code();  // a rank that waited in vain knows no cause
+    // A rank that waited in vain knows no cause. Nor does a rank whose library failed because another rank had gone.
+    const bool library = trouble.code == Code::System && e.code() == Code::PeerLost;
+    if (trouble.code == Code::Timeout || library) trouble.code = e.code();
     trouble.text += "; the rendezvous ended with: " + e.text();  // the rendezvous may know the rank that went first
   }
   std::vector<Ballot> out;
