@@ -132,7 +132,7 @@ def entry(row: Row, grouped: bool = False) -> str:
         elif row.policy == "route" and row.communicator is not None:
             before = resolved(row, f"the_bridge()->{row.name}({given})")
         elif row.policy == "end":
-            before = f"  if (const Calls *b = ending(a{row.communicator})) return b->{row.name}({given});\n"
+            before = f"  if (const Calls *b = the_bridge()) return b->{row.name}({given});\n"
         elif row.policy == "route":
             before = f"  const Inside inside;\n  if (const Calls *b = bridge(inside)) return b->{row.name}({given});\n"
         if grouped and row.communicator is not None and "Stream" in row.parameters:

@@ -96,14 +96,15 @@ PIECES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
 def assemble(folder: Path, name: str) -> Path:
     """Where it is, fetched if it is not there yet. Raises NotHere."""
     take, needed = PIECES[name]
-    place = folder / name
-    if not all((place / file).is_file() for file in needed):
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        take(place)
-        if missing := [file for file in needed if not (place / file).is_file()]:
-            raise SystemExit(f"whole_libraries: what was fetched for {name} no longer holds {', '.join(missing)}")
-    return place
+    place, part = folder / name, folder / f"{name}.part"
+    if place.is_dir():
+        return place
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    take(part)
+    if missing := [file for file in needed if not (part / file).is_file()]:
+        raise SystemExit(f"whole_libraries: what was fetched for {name} no longer holds {', '.join(missing)}")
+    return part.rename(place)  # so a fetch that was cut short is begun anew
 
 
 if __name__ == "__main__":

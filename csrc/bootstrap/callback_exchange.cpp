@@ -15,6 +15,17 @@ constexpr size_t kHead = 32;                 // magic, version, 0, rank, world, 
 // What looks while the calling thread is in a caller's function.
 thread_local const std::function<Status()> *the_watch = nullptr;
 
+class WatchedCall {  // the function may join another communicator, and a function of C++ may throw
+ public:
+  explicit WatchedCall(const std::function<Status()> &look) : outer_(std::exchange(the_watch, &look)) {}
+  ~WatchedCall() { the_watch = outer_; }
+  WatchedCall(const WatchedCall &) = delete;
+  WatchedCall &operator=(const WatchedCall &) = delete;
+
+ private:
+  const std::function<Status()> *outer_;
+};
+
 class Callback final : public Exchange {
  public:
   Callback(ExchangeFn fn, void *context, int rank, int world) : fn_(fn), context_(context), rank_(rank), world_(world) {}
@@ -54,9 +65,10 @@ class Callback final : public Exchange {
  private:
   net::ByteVector call(const net::ByteVector &send) {
     net::ByteVector recv(send.size() * static_cast<size_t>(world_));
-    const auto *outer = std::exchange(the_watch, &watch_);  // the function may join another communicator
-    const int result = fn_(context_, send.data(), recv.data(), send.size());
-    the_watch = outer;
+    const int result = [&] {
+      const WatchedCall watched(watch_);
+      return fn_(context_, send.data(), recv.data(), send.size());
+    }();
     if (result == 0) return recv;
     if (const Status vain = watch_ ? watch_() : Status{}; !vain.ok()) throw Error(vain.code, vain.text);
     fail(Code::System, "rank {}: the caller's exchange function failed ({})", rank_, result);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <new>
 
+#include "base/assert.hpp"
 #include "base/log.hpp"
 #include "bootstrap/host.hpp"
 #include "net/socket.hpp"
@@ -166,7 +167,7 @@ std::string Gathering::missing_text(double seconds) const {
                     "{} of {} did not arrive within {:g} s at {}; check that they were started with the same address "
                     "and world size",
                     ranks_text(absent), roster_.world(), seconds, where_);
-  if (refused > 0 && keyless.empty())
+  if (refused > 0 && keyless.empty() && !roster_.serves_all())  // else they may be of another ticket
     text += formatted(" ({} clients were refused there; the last: {})", refused, gate_.last_refused());
   return text;
 }
@@ -221,24 +222,27 @@ bool Gathering::tell_failure(Deadline deadline) {
 // ---- clients -------------------------------------------------------------------------------------------------------------------------
 
 void Gathering::watch(std::vector<pollfd> &fds) const {
-  for (const auto &c : clients_)  // poll() skips a descriptor of -1
-    fds.push_back({c->fd.get(), static_cast<short>(POLLIN | (c->out.empty() ? 0 : POLLOUT)), 0});
+  for (const auto &c : clients_)  // poll() takes no more entries than a process may have descriptors
+    if (c->fd) fds.push_back({c->fd.get(), static_cast<short>(POLLIN | (c->out.empty() ? 0 : POLLOUT)), 0});
 }
 
 size_t Gathering::hear(std::span<const pollfd> fds) {
-  const size_t count = clients_.size();
-  for (size_t i = 0; i < count; ++i) {
-    RootClient &c = *clients_[i];
+  size_t heard = 0;
+  for (const auto &client : clients_) {
+    RootClient &c = *client;
+    if (!c.fd) continue;
+    const pollfd &p = fds[heard++];
+    ISTHMUS_ASSERT(p.fd == c.fd.get(), "what one client says closes no other client's connection");
     try {
-      if (fds[i].revents & POLLOUT) flush(c);
-      if (fds[i].revents & ~POLLOUT) read(c);
+      if (p.revents & POLLOUT) flush(c);
+      if (p.revents & ~POLLOUT) read(c);
     } catch (const std::bad_alloc &) {
       set_failure(Code::Resource, formatted("there is no memory for what {} sends", c.text()));
       lost(c);
     }
   }
   std::erase_if(clients_, [&](const auto &c) { return !c->fd && !roster_.has(c.get()); });
-  return count;
+  return heard;
 }
 
 std::vector<UniqueFd> Gathering::untold() {

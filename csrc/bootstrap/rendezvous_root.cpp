@@ -36,11 +36,11 @@ class Root final : public Exchange {
   std::vector<Blob> round(const Blob &mine, Deadline deadline) {
     const auto failed = [&] { return !gathering_.failure().ok(); };
     while (!gathering_.gathered() && !failed())  // gathered() may find that a rank is lost
-      if (!pump(deadline)) gathering_.time_out(deadline.seconds());
+      if (!pump(deadline) && !gathering_.gathered() && !failed()) gathering_.time_out(deadline.seconds());
     if (failed()) return {};
     std::vector<Blob> blobs = gathering_.distribute(&mine);
     while (!failed() && !gathering_.flushed())
-      if (!pump(deadline)) gathering_.time_out(deadline.seconds());
+      if (!pump(deadline) && !gathering_.flushed()) gathering_.time_out(deadline.seconds());
     if (failed()) return {};
     return blobs;
   }

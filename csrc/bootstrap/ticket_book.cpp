@@ -46,7 +46,10 @@ void TicketBook::note_over(uint64_t number, const Status &failure) {
   fate = failure.ok() ? Fate::Met : Fate::Failed;
   if (failure.ok()) return;
   failures_[number] = {failure.code, failure.text.substr(0, kMostReason)};
-  if (failures_.size() > reasons_) failures_.erase(failures_.begin());
+  failed_.push_back(number);
+  if (failed_.size() <= reasons_) return;
+  failures_.erase(failed_.front());
+  failed_.pop_front();
 }
 
 std::optional<Status> TicketBook::over(uint64_t number) const {
@@ -58,7 +61,7 @@ std::optional<Status> TicketBook::over(uint64_t number) const {
     case Fate::Failed: break;
   }
   const auto at = failures_.find(number);
-  if (at == failures_.end()) return Status{Code::System, "it failed, long ago"};
+  if (at == failures_.end()) return Status{Code::PeerLost, "it failed, long ago"};
   // Ranks that waited are told by Timeout. Who comes later has not waited.
   const Code code = at->second.code == Code::Timeout ? Code::System : at->second.code;
   return Status{code, "it failed: " + at->second.text};

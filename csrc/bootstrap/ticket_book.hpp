@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <vector>
@@ -42,6 +43,7 @@ class TicketBook {
   uint64_t made_ = 0, dropped_ = 0;
   std::vector<Fate> fates_;              // a ring: of ticket n at n % remembered_
   std::map<uint64_t, Status> failures_;  // at most reasons_
+  std::deque<uint64_t> failed_;          // their tickets, in the order of the failures
 };
 
 }  // namespace isthmus::bootstrap

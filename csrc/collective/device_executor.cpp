@@ -42,7 +42,7 @@ bool DeviceExecutor::failed() const noexcept {
 Status DeviceExecutor::status() const {
   Status s = work_->communicator ? work_->communicator->status() : Status{};
   if (s.ok() && ending_.stopped())
-    s = {Code::System,
+    s = {Code::Device,
          formatted("its stream was stopped, because another communicator of this device failed and {} has no call that "
                    "ends what waits there",
                    family())};

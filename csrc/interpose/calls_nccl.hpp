@@ -11,7 +11,6 @@ struct Calls : Bridged, RoutedCalls {
   void (*group_forget)();           // likewise, where nothing of the group is to be done
   Comm (*behind)(Comm);             // the vendor's handle behind an alias of ours; null: there is none
   const char *(*last_error)(Comm);  // why a communicator of ours failed; null: it has not failed
-  bool (*named)(Comm);              // whether an alias of ours stands for this handle of the vendor's
 };
 
 }  // namespace isthmus::interpose

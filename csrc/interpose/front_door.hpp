@@ -18,10 +18,12 @@ struct ThreadState {
   // Calls of the bridge or of a routed function on the stack. The real library's own calls are not intercepted meanwhile.
   int inside;
   // How many communicators of the real library's the open group has operations on, and the first kMostJoined of them, each
-  // once.
-  static constexpr int kMostJoined = 64;
+  // once. The memory of a thread that a library brings along is scarce, so only the first few lie here.
+  static constexpr int kMostJoined = 64, kFew = 3;
   int joined;
-  void *comms[kMostJoined];
+  void **more;  // those behind the first few, from malloc(); null: there are none
+  void *few[kFew];
+  void *comm(int i) const noexcept { return i < kFew ? few[i] : more[i - kFew]; }
 };
 
 // What a front door tells the bridge about the door. A front door is the library with a vendor's SONAME that a program calls.

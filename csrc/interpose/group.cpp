@@ -1,5 +1,7 @@
 // Groups of NCCL's and RCCL's calls: the real library's own group, and behind that group the calls that the bridge has put
 // off.
+#include <stdlib.h>
+
 #include "bridge.hpp"
 #include "own.hpp"
 #include "real.hpp"
@@ -17,6 +19,13 @@ F *find(std::atomic<F *> &slot, const char *name) {
   return f;
 }
 
+void forget_joined(ThreadState &t) noexcept {
+  if (!t.more) return;
+  free(t.more);
+  t.more = nullptr;
+  t.joined = 0;
+}
+
 }  // namespace
 
 Result own_ncclGroupStart() noexcept {
@@ -29,11 +38,17 @@ Result own_ncclGroupStart() noexcept {
 }
 
 void join_group(ThreadState &t, Comm comm) noexcept {
-  const int known = t.joined < ThreadState::kMostJoined ? t.joined : ThreadState::kMostJoined;
-  for (int i = known; i-- > 0;)
-    if (t.comms[i] == comm) return;
-  if (known < ThreadState::kMostJoined) t.comms[known] = comm;
-  t.joined = known + 1;
+  constexpr int kMost = ThreadState::kMostJoined, kFew = ThreadState::kFew;
+  if (t.joined > kMost) return;
+  for (int i = t.joined; i-- > 0;)
+    if (t.comm(i) == comm) return;
+  if (t.joined == kFew && !t.more) t.more = static_cast<void **>(malloc((kMost - kFew) * sizeof(void *)));
+  if (t.joined == kMost || (t.joined >= kFew && !t.more)) {
+    t.joined = kMost + 1;  // too many, or no memory: the bridge refuses to wait for such a group
+    return;
+  }
+  (t.joined < kFew ? t.few[t.joined] : t.more[t.joined - kFew]) = comm;
+  ++t.joined;
 }
 
 Result own_ncclGroupEnd() noexcept {
@@ -43,9 +58,14 @@ Result own_ncclGroupEnd() noexcept {
   ThreadState &t = thread();
   if (t.inside > 0) return f();
   if (t.depth > 0) --t.depth;
-  if (t.depth > 0 || !t.pending) return f();
+  if (t.depth > 0 || !t.pending) {
+    if (t.depth == 0) forget_joined(t);
+    return f();
+  }
   const Inside inside;
-  return the_bridge()->group_end();
+  const Result r = the_bridge()->group_end();
+  forget_joined(t);
+  return r;
 }
 
 // Ends a group, too, but makes no call of the group. The real library says how long its part of the group would take.
@@ -55,6 +75,7 @@ Result own_ncclGroupSimulateEnd(void *info) noexcept {
   if (!f) return refuse("ncclGroupSimulateEnd");
   ThreadState &t = thread();
   if (t.inside == 0 && t.depth > 0) --t.depth;
+  if (t.inside == 0 && t.depth == 0) forget_joined(t);
   const bool spans = t.inside == 0 && t.depth == 0 && t.pending;
   const Result r = f(info);
   if (!spans) return r;

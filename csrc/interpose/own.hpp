@@ -12,12 +12,6 @@ inline const Calls *the_bridge() noexcept { return static_cast<const Calls *>(th
 // The vendor's handle behind a handle of ours, or null. A program may have got its handle in a group, before anybody knew
 // whose the communicator is. Such a handle of ours may be an alias of the vendor's handle.
 inline Comm behind(Comm comm) noexcept { return the_bridge()->behind(comm); }
-// The bridge, where the bridge must hear that this communicator ends: the communicator is ours, or an alias of ours stands
-// for the communicator. Else null.
-inline const Calls *ending(Comm comm) noexcept {
-  const Calls *b = the_bridge();
-  return b && (ours(comm) || b->named(comm)) ? b : nullptr;
-}
 // The bridge, for a call that may make a communicator. Null: open_bridge() gives none, or the real library itself calls.
 inline const Calls *bridge(const Inside &inside) noexcept {
   return inside.first() ? static_cast<const Calls *>(open_bridge()) : nullptr;

@@ -175,12 +175,13 @@ class Watchdog:
         while not self.ends.wait(0.02) and not self.seen:
             if not self.works:
                 continue
+            # Before the question: a failure lets the streams run on, and ends works that are no successes.
+            ended = list(itertools.takewhile(lambda work: device("query", work) == 0, list(self.works)))
             right(getattr(library, name)(self.group.comm, ctypes.byref(state)), name)
             if state.value not in (0, IN_PROGRESS):
                 self.seen = state.value
                 self.error.set()
-            while self.works and device("query", self.works[0]) == 0:
-                self.works.pop(0)
+            del self.works[: len(ended)]
 
     def end(self) -> None:
         self.ends.set()

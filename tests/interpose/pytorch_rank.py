@@ -325,7 +325,10 @@ def interrupted() -> None:
         all_reduce_fails(group)
     else:
         all_reduce(group, Tensor(of(RANK, 5000)), asynchronous=True)
+        hand_out(FOLDER / f"begun-{RANK}", b"")
     if RANK == 0:
+        for other in range(1, RANKS - 1):  # whose calls would be refused behind the abort
+            handed(FOLDER / f"begun-{other}")
         group.abort()
         hand_out(FOLDER / "aborted", b"")
     else:

@@ -50,6 +50,7 @@
  *   poll CODE                                              asks for the communicator's state until it is not CODE, and prints it
  *   finalize, destroy, abort
  *   abort_later MILLISECONDS                               aborts the communicator after so long, on another thread, and goes on
+ *   abort_in STATE                                         aborts the communicator when it is in that state, on another thread, and goes on
  *   suspend, register                                      calls a function that is the vendor's alone; a handle that it gave is given back
  *   stray                                                  gives the handle to functions of the library that $CAREFUL names (careful.c)
  *   sleep MILLISECONDS
@@ -363,17 +364,34 @@ static void exchange(int type, size_t count, int number, int matrix) {
 }
 
 static comm_handle to_abort;
-static int abort_milliseconds;
+static int abort_milliseconds, abort_state;
 static void *aborts(void *nothing) {
   usleep(1000u * (unsigned)abort_milliseconds);
   ncclCommAbort(to_abort);
   return nothing;
 }
-static void abort_later(int milliseconds) {
+static void *aborts_in(void *nothing) {
+  const double until = seconds() + patient(30);
+  int state = -1;
+  while (state != abort_state && seconds() < until) {
+    if (ncclCommGetAsyncError(to_abort, &state)) break;
+    usleep(1000);
+  }
+  ncclCommAbort(to_abort);
+  return nothing;
+}
+static void abort_on_a_thread(void *(*run)(void *)) {
   pthread_t thread;
   to_abort = comms[now];
+  if (pthread_create(&thread, NULL, run, NULL) || pthread_detach(thread)) die("a thread that aborts", 0);
+}
+static void abort_later(int milliseconds) {
   abort_milliseconds = milliseconds;
-  if (pthread_create(&thread, NULL, aborts, NULL) || pthread_detach(thread)) die("a thread that aborts", 0);
+  abort_on_a_thread(aborts);
+}
+static void abort_in(int state) {
+  abort_state = state;
+  abort_on_a_thread(aborts_in);
 }
 
 static int block(const char *call, int from, int to, int root) { /* how many counts */
@@ -571,6 +589,7 @@ static void obey(char *line) {
   else if (!strcmp(call, "keep")) kept = comms[now];
   else if (!strcmp(call, "recall")) comms[now] = kept;
   else if (!strcmp(call, "abort_later")) abort_later(a);
+  else if (!strcmp(call, "abort_in")) abort_in(a);
   else if (!strcmp(call, "resolved")) resolved();
   else if (!strcmp(call, "gone")) init_gone(a, b);
   else if (!strcmp(call, "wrong")) wrong(a);

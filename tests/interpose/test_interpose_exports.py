@@ -86,6 +86,13 @@ def test_the_doors_ask_for_nothing_of_cpp(door: Door) -> None:
     assert [name for name in wanted if name.startswith(("_Z", "__gxx", "_Unwind")) or name in ("dlmopen", "dlvsym")] == []
 
 
+def test_a_door_needs_little_of_the_memory_that_threads_keep_for_libraries(door: Door) -> None:
+    """The loader has some hundred bytes of it for all libraries that a program opens late, and refuses what finds none."""
+    with door.path.open("rb") as file:
+        (block,) = (s for s in ELFFile(file).iter_segments() if s.header.p_type == "PT_TLS")
+        assert block.header.p_memsz <= 64
+
+
 def test_the_real_library_is_never_the_next_nor_in_a_namespace_of_its_own_nor_asked_by_its_twins() -> None:
     """Neither by the doors nor by the bridge. The hook alone asks for the next dlopen, which is the C library's."""
     sources = {path.relative_to(SOURCES).as_posix(): path.read_text() for path in SOURCES.rglob("*.[ch]pp")}

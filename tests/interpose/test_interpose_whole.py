@@ -23,7 +23,7 @@ from interpose_names import symbols
 from test_interpose_nccl import BOTH, GROUPS, IDS, INITS, VERSIONS
 from test_spanning_python import job
 
-pytestmark = [preloaded, pytest.mark.everything]
+pytestmark = [preloaded, pytest.mark.everything, pytest.mark.timeout(3600)]  # gigabytes may be fetched
 LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_FAMILY": "AF_INET", "ISTHMUS_INTERFACE": "lo"}
 NO_DEVICE = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}
 NCCL_GETS_IT = "interpose: ncclCommInitRank, rank 0 of 1: NCCL gets the communicator (rank 0: nccl "

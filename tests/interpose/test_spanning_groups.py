@@ -197,7 +197,7 @@ def test_an_abort_of_a_communicator_that_is_in_progress_ends_the_end_of_its_grou
     ranks = late()
     for number, rank in enumerate(ranks):
         if number < 2:
-            rank.say("comm 1", "abort_later 300", "group", "bare all_reduce 0", "comm 0", "bare all_reduce 0", "end")
+            rank.say("comm 1", "abort_in 7", "group", "bare all_reduce 0", "comm 0", "bare all_reduce 0", "end")
             rank.environment["REHEARSAL_NCCL_GROUP_MS"] = "1000000"
             rank.environment["ISTHMUS_CCL"] = "none"  # else the next operation would wait for the library as long
         rank.say("comm 0", "all_reduce 7 0 5 0 0 1", "wait", "destroy")

@@ -33,6 +33,17 @@ enum class Level { Info = 2, Warn = 3 };  // as FrontDoor::say has them
 // library's part.
 enum class GroupCheck { Late, EarlyAndLate };
 
+// Waits for the real library's part of a group. Hears of communicators that the program aborts as long as the object lives.
+class GroupWait {
+ public:
+  GroupWait() = default;
+  virtual ~GroupWait() = default;
+  GroupWait(const GroupWait &) = delete;
+  GroupWait &operator=(const GroupWait &) = delete;
+  // Until all of the group is on its streams. `ours`: whether to go on waiting.
+  virtual Outcome wait(const std::function<Outcome()> &ours) = 0;
+};
+
 // The points in which the interfaces of the vendors differ.
 struct FaceRules {
   const char *group_end;  // the name of the function that ends a group
@@ -43,9 +54,9 @@ struct FaceRules {
   Result in_progress;
   bool has_last_error;  // a program can ask for the last failure's text; else texts are lines of the log
   GroupCheck group_check;
-  // Where the end of the real library's group may give `in_progress`: waits until all of the thread's group is on its streams.
-  // `ours`: whether to go on waiting.
-  Outcome (*wait_for_group)(const std::function<Outcome()> &ours) = nullptr;
+  // Where the end of the real library's group may give `in_progress`: what waits for the thread's group. Made before that
+  // group ends.
+  std::unique_ptr<GroupWait> (*group_wait)() = nullptr;
 };
 
 struct PendingGroup;

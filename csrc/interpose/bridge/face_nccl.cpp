@@ -33,7 +33,7 @@ class NcclFace final : public Face {
  public:
   NcclFace()
       : Face({"ncclGroupEnd", kInvalidArgument, kInvalidArgument, kInvalidUsage, kSystemError, kSystemError, kInProgress,
-              true, GroupCheck::Late, wait_for_group}) {}
+              true, GroupCheck::Late, group_wait}) {}
 
   using Face::number_of;
   Result number_of(isthmus_result code) const noexcept override {
@@ -155,7 +155,6 @@ Result async_error(Handle handle, Result *out) {
 }
 
 Handle behind_handle(Handle handle) { return bridge::behind(handle); }
-bool named(Handle handle) { return bridge::alias_of(handle) != nullptr || asked_about(handle); }
 
 const char *last_error(Handle handle) noexcept try {
   const CommPtr comm = bridge::find(handle);
@@ -241,7 +240,6 @@ interpose::Calls make_calls() {
   c.group_forget = group_forget;
   c.behind = behind_handle;
   c.last_error = last_error;
-  c.named = named;
   return c;
 }
 

@@ -90,9 +90,7 @@ Result create_premul_sum(interpose::Op *op, void *scalar, interpose::Type type, 
 Result destroy_op(interpose::Op op, Handle comm);
 void add_collectives(interpose::Calls &calls);
 // ---- the library's own communicators in a group (face_nccl_waits.cpp) --------------------------------------------------------------
-// Waits until no communicator that the group of this thread has operations on is in progress. `ours`: whether to go on waiting.
-Outcome wait_for_group(const std::function<Outcome()> &ours);
-bool asked_about(Handle comm);  // a group's end asks for this communicator's state
+std::unique_ptr<GroupWait> group_wait();
 void stop_asking(Handle comm);  // the communicator is about to end
 
 }  // namespace isthmus::bridge::nccl

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -21,41 +22,15 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char *kCall = "ncclCommGetAsyncError";
 
-// The library's communicators that some thread asks about. The library frees a communicator that the program aborts. So each
-// question is asked under the lock, and stop_asking() takes the communicator out before the abort.
-Guarded<std::vector<Handle>> &asked() {
-  static auto *const all = new Guarded<std::vector<Handle>>;  // a thread may still ask when the process ends
-  return *all;
-}
-
-class Asking {
- public:
-  explicit Asking(const ThreadState &t) : t_(t) {
-    const auto all = asked().lock();
-    all->insert(all->end(), t.comms, t.comms + t.joined);
-  }
-  ~Asking() {
-    const auto all = asked().lock();
-    for (int i = 0; i < t_.joined; ++i)
-      if (const auto at = std::find(all->begin(), all->end(), t_.comms[i]); at != all->end()) all->erase(at);
-  }
-  Asking(const Asking &) = delete;
-  Asking &operator=(const Asking &) = delete;
-
- private:
-  const ThreadState &t_;
+// The library's communicators about which the end of a group asks. The library frees a communicator that the program aborts. So
+// each question is asked under the lock, and stop_asking() takes the communicator out before the abort.
+struct AskedComm {
+  const void *by;
+  Handle comm;
 };
-
-// kSuccess, kInProgress, or why there is nothing to wait for.
-Outcome state_of(Handle comm, State *ask, Result &state) {
-  const auto all = asked().lock();
-  if (std::find(all->begin(), all->end(), comm) == all->end())
-    return {ISTHMUS_ERR_ABORTED, "the program aborted a communicator of the group"};
-  const Result r = ask(comm, &state);
-  const Result failed = face().failure(r) ? r : state;
-  if (!face().failure(failed)) return {};
-  return {ISTHMUS_ERR_SYSTEM, std::string(door().name) + "'s own part of the group failed (" + std::to_string(failed) + ")",
-          failed};
+Guarded<std::vector<AskedComm>> &all_asked() {
+  static auto *const all = new Guarded<std::vector<AskedComm>>;  // a thread may still ask when the process ends
+  return *all;
 }
 
 // Operations have no deadline, unless the program sets one.
@@ -67,38 +42,64 @@ Clock::duration patience() {
       std::chrono::duration<double>(seconds > 0 ? std::min(seconds, kMost) : kMost));
 }
 
-Outcome wait_for(Handle comm, State *ask, Clock::time_point until, const std::function<Outcome()> &ours) {
-  for (;;) {
-    Result state = kSuccess;
-    if (Outcome o = state_of(comm, ask, state); !o.ok() || state != kInProgress) return o;
-    if (Outcome o = ours(); !o.ok()) return o;
-    if (Clock::now() > until)
-      return {ISTHMUS_ERR_TIMEOUT, std::string(door().name) + "'s own part of the group has not begun (ISTHMUS_TIMEOUT)"};
-    std::this_thread::sleep_for(std::chrono::microseconds(100));  // the library tells nobody
+class NcclGroupWait final : public GroupWait {
+ public:
+  explicit NcclGroupWait(const ThreadState &t) : joined_(t.joined) {
+    if (joined_ > ThreadState::kMostJoined) return;
+    const auto all = all_asked().lock();
+    for (int i = 0; i < joined_; ++i) all->push_back({this, t.comm(i)});
   }
-}
+  ~NcclGroupWait() override {
+    const auto all = all_asked().lock();
+    std::erase_if(*all, [this](const AskedComm &a) { return a.by == this; });
+  }
+
+  Outcome wait(const std::function<Outcome()> &ours) override {
+    if (joined_ > ThreadState::kMostJoined)
+      return {ISTHMUS_ERR_UNSUPPORTED, "the group has operations on more than " + std::to_string(ThreadState::kMostJoined) +
+                                           " communicators of " + door().name +
+                                           "'s own, some of which do not block, or there is no memory for their list"};
+    auto *ask = face().real<State>(kCall);
+    if (!ask) return {};
+    const auto until = Clock::now() + patience();
+    for (;;) {
+      bool going_on = false;
+      if (Outcome o = look(ask, going_on); !o.ok() || !going_on) return o;
+      if (Outcome o = ours(); !o.ok()) return o;
+      if (Clock::now() > until)
+        return {ISTHMUS_ERR_TIMEOUT, std::string(door().name) + "'s own part of the group has not begun (ISTHMUS_TIMEOUT)"};
+      std::this_thread::sleep_for(std::chrono::microseconds(100));  // the library tells nobody
+    }
+  }
+
+ private:
+  // Not OK: why there is nothing to wait for. `going_on`: some communicator is in progress.
+  Outcome look(State *ask, bool &going_on) const {
+    const auto all = all_asked().lock();
+    int there = 0;
+    for (const AskedComm &a : *all) {
+      if (a.by != this) continue;
+      ++there;
+      Result state = kSuccess;
+      const Result r = ask(a.comm, &state);
+      if (const Result failed = face().failure(r) ? r : state; face().failure(failed))
+        return {ISTHMUS_ERR_SYSTEM,
+                std::string(door().name) + "'s own part of the group failed (" + std::to_string(failed) + ")", failed};
+      going_on = going_on || state == kInProgress;
+    }
+    if (there < joined_) return {ISTHMUS_ERR_ABORTED, "the program aborted a communicator of the group"};
+    return {};
+  }
+
+  const int joined_;
+};
 
 }  // namespace
 
-Outcome wait_for_group(const std::function<Outcome()> &ours) {
-  const ThreadState &t = *door().thread();
-  if (t.joined > ThreadState::kMostJoined)
-    return {ISTHMUS_ERR_UNSUPPORTED, "the group has operations on more than " + std::to_string(ThreadState::kMostJoined) +
-                                         " communicators of " + door().name + "'s own, some of which do not block"};
-  auto *ask = face().real<State>(kCall);
-  if (!ask) return {};
-  const Asking asking(t);
-  const auto until = Clock::now() + patience();
-  for (int i = 0; i < t.joined; ++i)
-    if (Outcome o = wait_for(t.comms[i], ask, until, ours); !o.ok()) return o;
-  return {};
-}
+std::unique_ptr<GroupWait> group_wait() { return std::make_unique<NcclGroupWait>(*door().thread()); }
 
-bool asked_about(Handle comm) {
-  const auto all = asked().lock();
-  return std::find(all->begin(), all->end(), comm) != all->end();
+void stop_asking(Handle comm) {
+  std::erase_if(*all_asked().lock(), [comm](const AskedComm &a) { return a.comm == comm; });
 }
-
-void stop_asking(Handle comm) { std::erase(*asked().lock(), comm); }
 
 }  // namespace isthmus::bridge::nccl

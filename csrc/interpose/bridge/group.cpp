@@ -49,6 +49,7 @@ class GroupEnd {
     if (first_ == kOk) hold_census();
     if (first_ == kOk) make_theirs();
     if (face_.failure(first_)) return give_up();
+    if (face_.rules.group_wait && !batches_.empty()) wait_ = face_.rules.group_wait();
     keep_first(ended_ = end_real());
     pending_.inits.clear();  // the vendor's communicators have their handles now
     if (face_.failure(first_)) return first_;
@@ -151,8 +152,8 @@ class GroupEnd {
       if (!o.ok()) o.text += batches_.text_of_half();
       return face_.failed(face_.rules.group_end, o);
     };
-    if (auto *wait = face_.rules.wait_for_group; wait && ended_ != kOk && !batches_.empty()) {
-      const Outcome o = wait([this] { return batches_.sound(); });
+    if (wait_ && ended_ != kOk) {
+      const Outcome o = wait_->wait([this] { return batches_.sound(); });
       if (o.vendors) return face_.failed(face_.rules.group_end, o);  // the real library's part
       if (!o.ok()) return told(o);
     }
@@ -192,6 +193,7 @@ class GroupEnd {
   LaunchBatches batches_;
   Result first_;                             // the first failure
   Result ended_ = kOk;                       // of the real library's group
+  std::unique_ptr<GroupWait> wait_;          // null: nothing of Isthmus' waits for the real library's group
   const char *why_;                          // its text
   bool alone_ = false;                       // the group has operations only
   bool real_knows_ = false;                  // the failure is of a call of the real library, inside of its group
