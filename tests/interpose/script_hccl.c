@@ -217,6 +217,7 @@ static int goes_on(const char *root_info_file) {
   int (*join)(const char *, int, int, double, void **);
   int (*exchange)(void *, const void *, void *, size_t);
   const char *(*last_error)(void);
+  void (*leave)(void *);
   char first[sizeof id_file];
   unique_id id;
   int code;
@@ -228,9 +229,11 @@ static int goes_on(const char *root_info_file) {
   *(void **)&join = dlsym(library, "isthmus_meeting_join");
   *(void **)&exchange = dlsym(library, "isthmus_meeting_exchange");
   *(void **)&last_error = dlsym(library, "isthmus_last_error");
+  *(void **)&leave = dlsym(library, "isthmus_meeting_leave");
   code = join((const char *)&id + sizeof id - 72, 0, 1, patient(30), &meeting);
   if (!code) code = exchange(meeting, NULL, NULL, 0);
   if (code && !strstr(last_error(), " is over: all its ranks met") && !strstr(last_error(), "no longer listens")) die(last_error(), line_number);
+  leave(meeting);
   return !code;
 }
 
