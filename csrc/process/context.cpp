@@ -1,6 +1,8 @@
 #include "process/context.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <thread>
 
 #include "base/clock.hpp"
@@ -19,6 +21,38 @@ struct CurrentContext {
 };
 PerProcess<CurrentContext> the_current;
 
+// Contexts that a thread of nobody's is ending. The process ends behind them, because they use what the process's end destroys.
+struct Endings {
+  Mutex mutex;
+  Condition changed;
+  int going ISTHMUS_GUARDED_BY(mutex) = 0;
+};
+PerProcess<Endings> the_endings;
+constexpr std::chrono::seconds kMostAtExit{2};
+
+void await_endings() noexcept {
+  Endings &endings = *the_endings;
+  Lock lock(endings.mutex);
+  endings.changed.wait_for(lock, kMostAtExit, [&]() ISTHMUS_REQUIRES(endings.mutex) { return endings.going == 0; });
+}
+
+// Deletes the context on a thread of its own.
+void delete_apart(Context *gone) {
+  static const int registered = std::atexit(await_endings);
+  static_cast<void>(registered);
+  Endings &endings = *the_endings;
+  {
+    const Lock lock(endings.mutex);
+    ++endings.going;
+  }
+  std::thread([gone, &endings] {
+    delete gone;
+    const Lock lock(endings.mutex);
+    --endings.going;
+    endings.changed.notify_all();
+  }).detach();
+}
+
 }  // namespace
 
 Context::Lease Context::acquire(const Settings &settings, const std::string &route_hint) {
@@ -31,7 +65,7 @@ Context::Lease Context::acquire(const Settings &settings, const std::string &rou
     // The last reference may fall on one of the context's own threads, which cannot join itself.
     c = std::shared_ptr<Context>(new Context(settings, route_hint), [](Context *gone) {
       if (!gone->birth_.here()) return;  // the context's threads and memory are the parent's
-      if (on_context_thread()) std::thread([gone] { delete gone; }).detach();
+      if (on_context_thread()) delete_apart(gone);
       else delete gone;
     });
     now.context = c;
