@@ -42,7 +42,8 @@ NO_DEVICE = {"cuda": "100", "hip": "100", "acl": "207004"}
 @cache
 def on_this_machine(file: str) -> bool:
     """In a new process: an earlier test of this one may have opened such a library by its path."""
-    return subprocess.run([sys.executable, "-c", f"import ctypes; ctypes.CDLL({file!r})"], capture_output=True).returncode == 0
+    opens = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({file!r})"]
+    return subprocess.run(opens, capture_output=True).returncode == 0
 
 
 def attempts(library: Library, folder: Path, **tells: str) -> tuple[list[str], list[object], dict[str, object]]:
