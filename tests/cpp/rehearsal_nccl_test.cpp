@@ -434,7 +434,7 @@ TEST(Rehearsal, NoLibraryMeetsTheRanksOfAnother) {
       UniqueId forged;
       IS(other("GetUniqueId", &forged), 0);
       IS(own("GetUniqueId", &id), 0);
-      std::memcpy(forged.bytes + 8, id.bytes + 8, 16);
+      std::memcpy(forged.bytes + 8, id.bytes + 8, 40);
       IS(other("CommInitRank", &comm, 1, forged, 0), 5);
       CHECK(!comm);
     };

@@ -192,14 +192,16 @@ def threads_of_isthmus() -> list[str]:
     return sorted(name for name in names if name.startswith("isthmus"))
 
 
-def tcp_listeners() -> int:
-    """Sockets of this process that listen. The simulated library has one for each id too, but of Unix' kind."""
+def tcp_listeners(ids: Any) -> int:
+    """Sockets of this process that listen, but for that of each id, which is the library's: its port stands in the id."""
+    roots = {f"{int.from_bytes(bytes(one)[10:12], 'big'):04X}" for one in ids}
     ours = set()
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # that of the listing itself
             ours.add(os.readlink(entry))
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    return sum(1 for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in ours)
+    listening = [row[1].split(":")[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in ours]
+    return sum(1 for port in listening if port not in roots)
 
 
 def many_ids() -> Any:
@@ -210,7 +212,7 @@ def many_ids() -> Any:
     until = time.monotonic() + SOON
     while RANK == 0 and not threads_of_isthmus() and time.monotonic() < until:  # it has not said its name
         time.sleep(0.01)
-    cost, results = [threads_of_isthmus(), tcp_listeners()], []
+    cost, results = [threads_of_isthmus(), tcp_listeners(ids)], []
     for one in (ids[-1], ids[0]):
         comm = ctypes.c_void_p()
         sound(library.ncclCommInitRank(ctypes.byref(comm), RANKS, one, RANK), "ncclCommInitRank")

@@ -95,7 +95,7 @@ Result make(RootInfo *root, Root kind) {
   Token token;
   if (!new_rendezvous(kLibrary, &token)) return kSystem;
   *root = {};
-  write_id(kLibrary, token, root->bytes);
+  write_id(kLibrary, {}, token, root->bytes);
   root->bytes[kIdBytes] = static_cast<unsigned char>(kind);
   return kSuccess;
 }

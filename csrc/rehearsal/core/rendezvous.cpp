@@ -38,6 +38,7 @@ struct Reply {
 struct Id {
   std::array<char, 4> ours{'r', 'e', 'h', ':'};
   Library library{};
+  RootAddress root{};
   Token token{};
 };
 static_assert(sizeof(Id) == kIdBytes);
@@ -61,24 +62,6 @@ socklen_t address_of(const Token &token, sockaddr_un *a) {
   }
   std::memcpy(a->sun_path + 1, name.data(), name.size());
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-}
-
-// A socket in the network namespace of REHEARSAL_MEET, where ranks of different namespaces find each other; not set: in the process's own.
-// -1: there is no such namespace, or this thread may not enter it.
-int meeting_socket() {
-  const auto make = [] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); };
-  if (settings().meet.empty()) return make();
-  const int own = ::open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
-  const int there = ::open(settings().meet.c_str(), O_RDONLY | O_CLOEXEC);
-  int made = -1;
-  if (own >= 0 && there >= 0 && ::setns(there, CLONE_NEWNET) == 0) {
-    made = make();
-    if (::setns(own, CLONE_NEWNET) != 0) std::abort();
-  }
-  if (made < 0) std::fprintf(stderr, "rehearsal: REHEARSAL_MEET: cannot enter \"%s\"\n", settings().meet.c_str());
-  for (const int fd : {own, there})
-    if (fd >= 0) ::close(fd);
-  return made;
 }
 
 bool send_reply(int socket, Met met, int fd) {
@@ -158,6 +141,22 @@ void gather(int listener, Library library) {
 
 }  // namespace
 
+int meeting_socket(int family) {
+  const auto make = [family] { return ::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0); };
+  if (settings().meet.empty()) return make();
+  const int own = ::open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+  const int there = ::open(settings().meet.c_str(), O_RDONLY | O_CLOEXEC);
+  int made = -1;
+  if (own >= 0 && there >= 0 && ::setns(there, CLONE_NEWNET) == 0) {
+    made = make();
+    if (::setns(own, CLONE_NEWNET) != 0) std::abort();
+  }
+  if (made < 0) std::fprintf(stderr, "rehearsal: REHEARSAL_MEET: cannot enter \"%s\"\n", settings().meet.c_str());
+  for (const int fd : {own, there})
+    if (fd >= 0) ::close(fd);
+  return made;
+}
+
 bool new_rendezvous(const Library &library, Token *token) {
   if (::getrandom(token->data(), token->size(), 0) != static_cast<ssize_t>(token->size())) return false;
   return open_rendezvous(library, *token);
@@ -171,15 +170,17 @@ bool end_rendezvous(const Library &library, const Token &token) {
   return met == Met::Ok;
 }
 
-void write_id(const Library &library, const Token &token, unsigned char *id) {
-  const Id made{Id{}.ours, library, token};
+void write_id(const Library &library, const RootAddress &root, const Token &token, unsigned char *id) {
+  const Id made{Id{}.ours, library, root, token};
   std::memcpy(id, &made, sizeof made);
 }
 
-bool read_id(const char *call, const Library &library, const unsigned char *id, Token *token, std::string *why) {
+bool read_id(const char *call, const Library &library, const unsigned char *id, Token *token, std::string *why,
+             RootAddress *root) {
   Id read;
   std::memcpy(&read, id, sizeof read);
   *token = read.token;
+  if (root) *root = read.root;
   const bool simulated = read.ours == Id{}.ours;
   if (simulated && read.library == library) return true;
   const std::string mine(library.data(), library.size()), other(read.library.data(), read.library.size());
@@ -202,13 +203,13 @@ Token token_of_part(const Token &whole, const std::vector<uint64_t> &more) {
   for (const unsigned char b : whole) mix(b);
   for (const uint64_t v : more) mix(v);
   Token token;
-  static_assert(sizeof words == sizeof token);
-  std::memcpy(token.data(), words, sizeof words);
+  static_assert(sizeof words >= sizeof token);
+  std::memcpy(token.data(), words, sizeof token);
   return token;
 }
 
 bool open_rendezvous(const Library &library, const Token &token) {
-  const int listener = meeting_socket();
+  const int listener = meeting_socket(AF_UNIX);
   sockaddr_un a;
   const socklen_t length = address_of(token, &a);
   if (listener < 0) return false;
@@ -227,7 +228,7 @@ bool open_rendezvous(const Library &library, const Token &token) {
 Met meet(const Library &library, const Token &token, int rank, int size, int device, const std::function<bool()> &stop,
          int *fd, bool patient) {
   *fd = -1;
-  const int s = meeting_socket();
+  const int s = meeting_socket(AF_UNIX);
   if (s < 0) return Met::System;
   sockaddr_un a;
   const socklen_t length = address_of(token, &a);

@@ -20,11 +20,12 @@
 #include <string>
 #include <vector>
 
+#include "core/root.hpp"
 #include "core/settings.hpp"
 
 namespace rehearsal {
 
-using Token = std::array<unsigned char, 16>;
+using Token = std::array<unsigned char, 12>;
 // A collective library's name. Ranks of two libraries do not meet: with the vendors, too, each library only speaks to its own kind.
 using Library = std::array<char, 4>;
 constexpr Library library_named(const char (&name)[5]) { return {name[0], name[1], name[2], name[3]}; }
@@ -39,13 +40,14 @@ REHEARSAL_API bool end_rendezvous(const Library &library, const Token &token);
 // the token.
 REHEARSAL_API Token token_of_part(const Token &whole, const std::vector<uint64_t> &words);
 
-// The first bytes of an id (ncclUniqueId, HcclRootInfo), which the program carries from one rank to all: a mark, the library, the token.
-constexpr size_t kIdBytes = 24;
-REHEARSAL_API void write_id(const Library &library, const Token &token, unsigned char *id);
-// False: the id is not this library's. `*why` and a line on stderr say so. If another simulated library made the id, the ranks that wait at
+// The first bytes of an id (ncclUniqueId, HcclRootInfo), which the program carries from one rank to all: a mark, the library, the root, the
+// token. So the root's address stands behind 8 bytes, where real libraries of NCCL's shape have it.
+constexpr size_t kIdBytes = 48;
+REHEARSAL_API void write_id(const Library &library, const RootAddress &root, const Token &token, unsigned char *id);
+// `root` may be null. False: the id is not this library's. `*why` and a line on stderr say so. If another simulated library made the id, the ranks that wait at
 // the id's token end, too.
-REHEARSAL_API bool read_id(const char *call, const Library &library, const unsigned char *id, Token *token,
-                           std::string *why);
+REHEARSAL_API bool read_id(const char *call, const Library &library, const unsigned char *id, Token *token, std::string *why,
+                           RootAddress *root = nullptr);
 
 enum class Met { Ok, Stopped, System, Mismatch, DuplicateDevice, OtherLibrary };
 
@@ -59,6 +61,10 @@ enum class Met { Ok, Stopped, System, Mismatch, DuplicateDevice, OtherLibrary };
 //   OtherLibrary      a rank of another library came
 Met meet(const Library &library, const Token &token, int rank, int size, int device, const std::function<bool()> &stop,
          int *fd, bool patient);
+
+// A socket in the network namespace of REHEARSAL_MEET, where ranks of different namespaces find each other; not set: in the process's own.
+// -1: there is no such namespace, or this thread may not enter it.
+int meeting_socket(int family);
 
 // Bytes of the segment of so many ranks.
 size_t segment_bytes(int size);

@@ -60,8 +60,9 @@ Result outcome(Met met, const Comm &c) {
 }
 
 // Joins the other ranks, and sets the communicator's state. If the join of a blocking communicator fails, the communicator is gone.
-Result join(const char *call, const CommPtr &c, const Token &token) {
-  const Result r = outcome(c->join(call, token, {}, c->patient), *c);
+Result join(const char *call, const CommPtr &c, const Token &token, const RootAddress &root) {
+  const Met met = greet_root(root, c->rank, c->size) ? c->join(call, token, {}, c->patient) : Met::System;
+  const Result r = outcome(met, *c);
   if (r != kSuccess && (c->blocking || c->aborted())) c->destroy(call, false);
   if (r != kSuccess && c->blocking) forget(c->handle);
   if (!c->aborted()) c->state.store(r);
@@ -71,7 +72,7 @@ Result join(const char *call, const CommPtr &c, const Token &token) {
 // Makes a communicator and joins the other ranks: in a thread for a non-blocking communicator, at the end of the group in a group, else
 // now.
 Result start(const Entry &e, CommHandle *out, Device &d, int size, const Token &token, int rank, bool blocking,
-             bool patient = false) {
+             bool patient = false, const RootAddress &root = {}) {
   const CommPtr c = add(std::make_shared<Comm>(kLibrary, d, rank, size));
   c->blocking = blocking;
   c->token = token;
@@ -81,18 +82,18 @@ Result start(const Entry &e, CommHandle *out, Device &d, int size, const Token &
   c->state.store(kInProgress);
   const char *call = e.name();
   if (!blocking) {
-    std::thread([call, c, token] { join(call, c, token); }).detach();
+    std::thread([call, c, token, root] { join(call, c, token, root); }).detach();
     return kInProgress;
   }
   if (in_group()) {
-    defer_init([call, c, token, out] {
-      const Result r = join(call, c, token);
+    defer_init([call, c, token, root, out] {
+      const Result r = join(call, c, token, root);
       if (r != kSuccess) *out = nullptr;
       return r;
     });
     return kSuccess;
   }
-  const Result r = join(call, c, token);
+  const Result r = join(call, c, token, root);
   if (r != kSuccess) *out = nullptr;
   return r;
 }
@@ -108,10 +109,10 @@ Result read(const Config *config, bool *blocking) {
   return kSuccess;
 }
 
-Result read(const Entry &e, const UniqueId &id, Token *token) {
+Result read(const Entry &e, const UniqueId &id, Token *token, RootAddress *root) {
   std::string why;
-  return read_id(e.name(), kLibrary, id.bytes, token, &why) ? static_cast<Result>(kSuccess)
-                                                            : say(kInvalidArgument, "%s", why.c_str());
+  return read_id(e.name(), kLibrary, id.bytes, token, &why, root) ? static_cast<Result>(kSuccess)
+                                                                  : say(kInvalidArgument, "%s", why.c_str());
 }
 
 // `further`: the other ids of ncclCommInitRankScalable. All ranks meet at the first id. Rank i ends the rendezvous of further[i], to which
@@ -128,16 +129,18 @@ Result init(const Entry &e, CommHandle *out, int size, const UniqueId &id, int r
   *out = nullptr;
   if (size < 1 || rank < 0 || rank >= size) return note(say(kInvalidArgument, "rank %d of %d", rank, size));
   Token token, other;
-  if (const Result r = read(e, id, &token)) return note(r);
+  RootAddress root, others;
+  if (const Result r = read(e, id, &token, &root)) return note(r);
   for (const UniqueId &one : further)
-    if (const Result r = read(e, one, &other)) return note(r);
+    if (const Result r = read(e, one, &other, &others)) return note(r);
   bool blocking = true;
   if (const Result r = read(config, &blocking)) return note(r);
   if (static_cast<size_t>(rank) < further.size()) {
-    read(e, further[static_cast<size_t>(rank)], &other);
-    if (!end_rendezvous(kLibrary, other)) return note(say(kSystem, "no connection to the root of the communicator"));
+    read(e, further[static_cast<size_t>(rank)], &other, &others);
+    if (!greet_root(others, 0, 1) || !end_rendezvous(kLibrary, other))
+      return note(say(kSystem, "no connection to the root of the communicator"));
   }
-  return start(e, out, *d, size, token, rank, blocking);
+  return start(e, out, *d, size, token, rank, blocking, false, root);
 }
 
 }  // namespace
@@ -196,9 +199,10 @@ EXPORT Result ncclGetUniqueId(UniqueId *id) {
   if (!id) return kInvalidArgument;
   guard_forks();
   Token token;
-  if (!new_rendezvous(kLibrary, &token)) return say(kSystem, "no socket");
+  RootAddress root;
+  if (!new_rendezvous(kLibrary, &token) || !open_root(&root)) return say(kSystem, "no socket");
   if (kVersion >= kClearsIds) *id = {};
-  write_id(kLibrary, token, id->bytes);
+  write_id(kLibrary, root, token, id->bytes);
   return kSuccess;
 }
 
