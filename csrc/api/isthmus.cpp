@@ -614,6 +614,14 @@ isthmus_result isthmus_meeting_create(isthmus_ticket *ticket) {
   });
 }
 
+isthmus_result isthmus_meeting_watch(const isthmus_ticket *ticket, int listener) {
+  return guarded([&] {
+    if (!ticket) i::fail(Code::Argument, "meeting_watch: ticket must not be NULL");
+    i::bootstrap::watch_listener(std::as_bytes(std::span(ticket->bytes)), listener);
+    return ISTHMUS_OK;
+  });
+}
+
 isthmus_result isthmus_meeting_join(const isthmus_ticket *ticket, int rank, int world_size, double timeout,
                                     isthmus_meeting_t *meeting) {
   return guarded([&] {

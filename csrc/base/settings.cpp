@@ -41,7 +41,9 @@ constexpr SettingRow kSettings[] = {
     {Setting::Census, "ISTHMUS_CENSUS", K::Real, "300", 0.001, 1e9, "", false,
      "seconds without another rank's coming, after which an init behind a front door waits no longer where all that came "
      "are of one vendor and label: the others are then taken for ranks without Isthmus, and the vendor's library gets the "
-     "call. Other inits wait for ISTHMUS_TIMEOUT, all of them at most"},
+     "call. Other inits wait for ISTHMUS_TIMEOUT, all of them at most. An init whose missing ranks have gone to the "
+     "library's "
+     "own listener waits for 1 s, or 20 s where not as many went there as are missing"},
     {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "128K", 4096, 67108864, "", true,
      "chunk of a pipelined message. Long messages, ranks with a device and islands with a library take a multiple of it "
      "(docs/howto/tune.md has the table). At most 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks is taken, about "

@@ -18,6 +18,8 @@ namespace {
 constexpr int64_t kTellLatecomersNs = 1'000'000'000;  // after a failure: ranks that arrive within this time are told why
 constexpr int64_t kHearNs = 250'000'000;              // the time that the others have to read the failure and close
 constexpr int64_t kHearServedNs = 5'000'000'000;      // the same where nobody waits for the root
+constexpr const char *kOneWayForAll =
+    "start all hosts with `isthmus run --interpose`, or set ISTHMUS_DISABLE=1 for all ranks";
 
 double tenths_since(int64_t start_ns) {  // seconds
   return 0.1 * std::round(static_cast<double>(now_ns() - start_ns) * 1e-8);
@@ -45,6 +47,28 @@ std::string silent_text(const Roster &roster, uint32_t round, const std::string 
   if (silent.empty()) silent.push_back(0);  // this rank itself
   return formatted("{} of {} did not take part in exchange {} of the rendezvous at {} within {:g} s", ranks_text(silent),
                    roster.world(), round, where, seconds);
+}
+
+// "1 host: a", "3 hosts: a, b, c"; of many the first.
+std::string hosts_text(const Roster &roster) {
+  constexpr size_t kNamed = 8;
+  std::vector<std::string> hosts;
+  for (const RootClient *c : roster.elsewhere())
+    if (c && c->join && std::find(hosts.begin(), hosts.end(), c->join->hostname) == hosts.end())
+      hosts.push_back(c->join->hostname);
+  std::string text = formatted("{} host{}: ", hosts.size(), hosts.size() == 1 ? "" : "s");
+  for (size_t n = 0; n < std::min(hosts.size(), kNamed); ++n) text += (n == 0 ? "" : ", ") + hosts[n];
+  return hosts.size() > kNamed ? text + ", and others" : text;
+}
+
+std::string elsewhere_text(const Roster &roster, const Elsewhere &elsewhere, const std::string &where) {
+  const size_t n = elsewhere.connections();
+  return formatted(
+      "{} of {} did not come to where the communicator's ranks meet ({}), and {} connection{} came to the listener that the "
+      "vendor's library has for the id ({}), as from ranks that run without Isthmus: {}. The ranks that came, from {}, wait "
+      "no longer",
+      ranks_text(roster.absent()), roster.world(), where, n, n == 1 ? "" : "s", elsewhere.at(), kOneWayForAll,
+      hosts_text(roster));
 }
 
 }  // namespace
@@ -126,6 +150,10 @@ bool Gathering::serve() {
       tell_who_is_missing();
       patience_.told();
     }
+    if (now >= elsewhere_.until_ns(roster_.missing(), came_ns_)) {
+      set_failure(Code::Timeout, elsewhere_text(roster_, elsewhere_, where_));
+      continue;
+    }
     if (now < patience_.until_ns()) return false;
     set_failure(Code::Timeout, missing_text(tenths_since(start_ns_)) + "; those that came wait no longer (ISTHMUS_CENSUS)");
   }
@@ -133,7 +161,8 @@ bool Gathering::serve() {
 
 int64_t Gathering::wakes_ns() const noexcept {
   if (!failure_.ok()) return ending_until_ns_;
-  return distributing_ ? RoundPatience::kNever : std::min(patience_.until_ns(), patience_.tell_ns());
+  if (distributing_) return RoundPatience::kNever;
+  return std::min({patience_.until_ns(), patience_.tell_ns(), elsewhere_.until_ns(roster_.missing(), came_ns_)});
 }
 
 // ---- failure -------------------------------------------------------------------------------------------------------------------------
@@ -149,12 +178,12 @@ void Gathering::tell_who_is_missing() const {
   const int64_t until = patience_.until_ns();
   ISTHMUS_WARN(
       "{} of {} did not come within {:g} s to where a communicator's ranks meet ({}), and the others wait, {}. Such a "
-      "rank may be late or have ended, or run without Isthmus: start all hosts with `isthmus run --interpose`, or set "
-      "ISTHMUS_DISABLE=1 for all ranks",
+      "rank may be late or have ended, or run without Isthmus: {}",
       ranks_text(absent), roster_.world(), static_cast<double>(RoundPatience::kTellNs) * 1e-9, where_,
       until == RoundPatience::kNever
           ? std::string("until ISTHMUS_TIMEOUT")
-          : formatted("for up to {:.0f} s more (ISTHMUS_CENSUS)", static_cast<double>(until - now_ns()) * 1e-9));
+          : formatted("for up to {:.0f} s more (ISTHMUS_CENSUS)", static_cast<double>(until - now_ns()) * 1e-9),
+      kOneWayForAll);
 }
 
 std::string Gathering::missing_text(double seconds) const {
@@ -317,6 +346,7 @@ void Gathering::joined(RootClient &c) {
     ISTHMUS_WARN("refused a client: {}", duplicate.text);
   } else {
     roster_.seat(c);
+    came_ns_ = now_ns();
   }
 }
 

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "bootstrap/elsewhere.hpp"
 #include "bootstrap/rendezvous_roster.hpp"
 #include "net/gate.hpp"
 
@@ -49,6 +50,8 @@ class Gathering {
   // is over, because all ranks came and left, or because the failure is told.
   bool serve();
   int64_t wakes_ns() const noexcept;
+  // What is known of ranks that went elsewhere. A root that stands for no rank does not wait for them.
+  void note(const Elsewhere &elsewhere) { elsewhere_ = elsewhere; }
 
  private:
   enum class Ending { NotYet, Latecomers, Flushing, Closing };
@@ -72,6 +75,8 @@ class Gathering {
   uint32_t round_ = 0;
   bool wanted_ = false;  // one of the ranks has contributed to this round
   int64_t start_ns_ = 0;
+  int64_t came_ns_ = 0;  // when the newest rank came
+  Elsewhere elsewhere_;
   RoundPatience patience_;
   bool distributing_ = false;  // the results of round round_ - 1
   Status failure_;

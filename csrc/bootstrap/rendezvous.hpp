@@ -64,6 +64,10 @@ std::unique_ptr<Exchange> id_exchange(std::span<const std::byte, 128> id, int ra
 // exchange is over is told so.
 inline constexpr size_t kTicketBytes = 72;
 void create_ticket(const Settings &settings, std::span<std::byte, kTicketBytes> ticket);
+// In the process that made the ticket. `listener`: a listening socket of somebody else, to which ranks connect that do not come to the ticket's
+// exchange. Where ranks are missing and somebody connects there, the exchange ends in Error(Timeout), which says so. Throws
+// Error(Argument), Error(Unsupported): the kernel cannot say who connects.
+void watch_listener(std::span<const std::byte, kTicketBytes> ticket, int listener);
 std::unique_ptr<Exchange> ticket_exchange(std::span<const std::byte, kTicketBytes> ticket, int rank, int world);
 
 // The job key, derived from what the launcher gave every process: ISTHMUS_JOB_KEY if set, else a hash of `parts` (job id,

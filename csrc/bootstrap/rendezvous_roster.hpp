@@ -90,6 +90,10 @@ class Roster {
   std::vector<int> absent() const {  // the ranks that have not come
     return which([](const RootClient *c) { return !c; });
   }
+  size_t missing() const noexcept {  // how many have not come; 0 where nobody knows yet how many there are
+    const auto ranks = elsewhere();
+    return static_cast<size_t>(std::count(ranks.begin(), ranks.end(), nullptr));
+  }
   std::vector<int> silent(uint32_t round) const {  // the ranks that have come and have not contributed to the round
     return which([round](const RootClient *c) { return c && !c->contributed(round); });
   }

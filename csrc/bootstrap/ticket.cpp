@@ -54,6 +54,18 @@ void create_ticket(const Settings &settings, std::span<std::byte, kTicketBytes> 
   pack_ticket(server_at(place_of(settings), settings).make(), ticket);
 }
 
+void watch_listener(std::span<const std::byte, kTicketBytes> bytes, int listener) {
+  const Ticket ticket = unpack_ticket(bytes);
+  TicketServers &servers = *the_ticket_servers;
+  const Lock lock(servers.mutex);
+  for (const auto &[where, server] : servers.all)
+    if (const auto status = server->watch(ticket, listener)) {
+      if (!status->ok()) fail(status->code, "the listener of a ticket is not watched: {}", status->text);
+      return;
+    }
+  fail(Code::Argument, "the listener of a ticket is not watched: this process did not make the ticket");
+}
+
 std::unique_ptr<Exchange> ticket_exchange(std::span<const std::byte, kTicketBytes> bytes, int rank, int world) {
   check_rank(rank, world);
   const Ticket ticket = unpack_ticket(bytes);

@@ -2,10 +2,13 @@
 
 #include <pthread.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <future>
 #include <system_error>
 
 #include "base/log.hpp"
@@ -20,6 +23,8 @@ namespace {
 constexpr size_t kMostLate = 256;                      // late clients at one time; of more the oldest are let go
 constexpr int64_t kLateNs = 5'000'000'000;             // the time that a late client has to read the words
 constexpr size_t kMostHeard = 2 * kMaxRendezvousBody;  // bytes that a late client may send meanwhile
+constexpr size_t kMostElsewhere = 1024;                // tickets; of more the oldest are forgotten
+constexpr std::chrono::seconds kBeginsWithin{5};       // the thread; else no listener is watched
 constexpr int kAfterTroubleMs = 100;                   // so that trouble that stays fills no log
 
 // Leaves the listeners for which a ticket has room, and returns their addresses.
@@ -55,9 +60,29 @@ TicketServer::TicketServer(std::vector<UniqueFd> listeners)
     if (!number) return {};
     return book->key(*number);
   });
+  begin();
+}
+
+void TicketServer::begin() {
+  const auto number = std::make_shared<std::promise<pid_t>>();
   try {
-    thread_ = begin_own_thread([this] { run(); });
+    thread_ = begin_own_thread([this, number] {
+      number->set_value(static_cast<pid_t>(::syscall(SYS_gettid)));
+      run();
+    });
   } catch (const std::system_error &e) { fail(Code::Resource, "ticket: no thread to serve it: {}", e.what()); }
+  auto begun = number->get_future();
+  if (begun.wait_for(kBeginsWithin) == std::future_status::ready) listeners_.begin(thread_.native_handle(), begun.get());
+}
+
+std::optional<Status> TicketServer::watch(const Ticket &ticket, int listener) {
+  std::optional<uint64_t> number;
+  {
+    const auto book = book_.lock();
+    number = book->find(ticket.number);
+    if (!number || book->key(*number) != ticket.key) return {};
+  }
+  return listeners_.watch(listener, *number);
 }
 
 Ticket TicketServer::make() {
@@ -103,7 +128,7 @@ void TicketServer::turn() {
 
 // Until somebody has something to say, or it is time for something.
 void TicketServer::wait() {
-  fds_.assign(1, {gate_.fd(), POLLIN, 0});
+  fds_.assign({{gate_.fd(), POLLIN, 0}, {listeners_.fd(), POLLIN, 0}});
   int64_t until_ns = gate_.next_deadline_ns();
   for (const auto &[number, gathering] : going_) {
     gathering.watch(fds_);
@@ -120,7 +145,8 @@ void TicketServer::wait() {
 }
 
 void TicketServer::hear() {
-  std::span<const pollfd> rest = std::span<const pollfd>(fds_).subspan(1);
+  if (fds_[1].revents) listeners_.hear([this](const WatchedListener &l) { note_elsewhere(l); });
+  std::span<const pollfd> rest = std::span<const pollfd>(fds_).subspan(2);
   for (auto &[number, gathering] : going_) rest = rest.subspan(gathering.hear(rest));
   std::erase_if(late_, [&](LateClient &c) { return !stays(c); });
 }
@@ -142,7 +168,19 @@ void TicketServer::admit(net::Guest &&guest) {
   const auto at = going_.find(*number);
   if (over && at == going_.end()) return tell_late(std::move(guest.fd), *over);
   if (over && !at->second.failure().ok()) return tell_late(std::move(guest.fd), *over);
-  going_.try_emplace(*number, where_, 0, gate_).first->second.admit(std::move(guest));
+  const auto [gathering, begins] = going_.try_emplace(*number, where_, 0, gate_);
+  if (const auto known = elsewhere_.find(*number); begins && known != elsewhere_.end())
+    gathering->second.note(known->second);
+  gathering->second.admit(std::move(guest));
+}
+
+// Ranks that met go to the library's listener too, when they know that the communicator is the library's. Then nobody is missing.
+void TicketServer::note_elsewhere(const WatchedListener &listener) {
+  if (book_.lock()->over(listener.owner)) return;
+  Elsewhere &elsewhere = elsewhere_[listener.owner];
+  elsewhere.note(listener.at, now_ns());
+  if (const auto going = going_.find(listener.owner); going != going_.end()) going->second.note(elsewhere);
+  if (elsewhere_.size() > kMostElsewhere) elsewhere_.erase(elsewhere_.begin());
 }
 
 void TicketServer::serve() {
@@ -174,7 +212,10 @@ bool TicketServer::serve(uint64_t number, Gathering &gathering) {
   }
 }
 
-void TicketServer::note_over(uint64_t number, const Status &failure) { book_.lock()->note_over(number, failure); }
+void TicketServer::note_over(uint64_t number, const Status &failure) {
+  book_.lock()->note_over(number, failure);
+  elsewhere_.erase(number);
+}
 
 void TicketServer::tell_late(UniqueFd fd, const Status &over) {
   LateClient c;

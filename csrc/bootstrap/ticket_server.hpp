@@ -3,18 +3,23 @@
 //   a client --gate: which ticket? does it hold the ticket's key?--> the ticket's gathering, which begins with its first client
 //                                                              \--> told that the meeting is over, and how it ended
 //
+//   a connection to a library's own listener --the watch--> the gathering of the ticket: a rank that will not come
+//
 // The thread waits in one place, for all clients. So a client that says nothing, or reads nothing, holds up no other ticket's clients.
 #pragma once
 
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/lock.hpp"
+#include "bootstrap/elsewhere.hpp"
 #include "bootstrap/gathering.hpp"
+#include "bootstrap/listener_watch.hpp"
 #include "bootstrap/ticket_book.hpp"
 #include "bootstrap/ticket_wire.hpp"
 #include "net/gate.hpp"
@@ -27,6 +32,9 @@ class TicketServer {
   // Error(Resource): there is no thread. Then it is destroyed; else it never is.
   explicit TicketServer(std::vector<UniqueFd> listeners);
   Ticket make();  // any thread
+  // Any thread. Whose ticket it is: from now on who connects to that listening socket is no rank that will come to the ticket's meeting.
+  // Empty: this server did not make the ticket.
+  std::optional<Status> watch(const Ticket &ticket, int listener);
 
  private:
   // Hears that its meeting is over. What it sends is not looked at.
@@ -38,11 +46,13 @@ class TicketServer {
   };
   using Gatherings = std::map<uint64_t, Gathering>;
 
+  void begin();
   void run() noexcept;
   void turn();
   void wait();
   void hear();
   void admit(net::Guest &&guest);
+  void note_elsewhere(const WatchedListener &listener);
   void serve();
   bool serve(uint64_t number, Gathering &gathering);
   void note_over(uint64_t number, const Status &failure);
@@ -55,7 +65,9 @@ class TicketServer {
   Guarded<TicketBook> book_;
   Gatherings going_;  // by the number of the ticket
   std::deque<LateClient> late_;
-  std::vector<pollfd> fds_;  // of the gate, of all gatherings in their order, and of late clients
+  ListenerWatch listeners_;                  // of the libraries for which the ids with the tickets are
+  std::map<uint64_t, Elsewhere> elsewhere_;  // by the number of the ticket; at most kMostElsewhere
+  std::vector<pollfd> fds_;  // of the gate, of the listeners' watch, of all gatherings in their order, and of late clients
   std::thread thread_;
 };
 

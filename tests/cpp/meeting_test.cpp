@@ -122,4 +122,15 @@ TEST_F(Meeting, AnExchangeOfNothingNeedsNoMemory) {
   isthmus_meeting_leave(alone);
 }
 
+TEST_F(Meeting, WatchesNothingButAListenerForATicketOfThisProcess) {
+  isthmus_ticket ticket;
+  ASSERT_EQ(isthmus_meeting_create(&ticket), ISTHMUS_OK) << isthmus_last_error();
+  EXPECT_EQ(isthmus_meeting_watch(nullptr, 0), ISTHMUS_ERR_ARGUMENT);
+  EXPECT_EQ(isthmus_meeting_watch(&ticket, -1), ISTHMUS_ERR_ARGUMENT);
+  EXPECT_NE(std::string(isthmus_last_error()).find("is no socket that listens"), std::string::npos) << isthmus_last_error();
+  ticket = {};
+  EXPECT_EQ(isthmus_meeting_watch(&ticket, 0), ISTHMUS_ERR_ARGUMENT);
+  EXPECT_NE(std::string(isthmus_last_error()).find("this is not a ticket"), std::string::npos) << isthmus_last_error();
+}
+
 }  // namespace

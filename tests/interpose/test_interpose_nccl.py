@@ -83,6 +83,17 @@ rows = [line.split() for line in open("/proc/self/net/tcp")][1:]
 answer.append([row[1] for row in rows if row[3] == "0A"])
 """
 GROUPS = "answer = [group(one, *calls) for one in (door, real) for calls in ((all_reduce,), (), (bcast,), ())]"
+# Somebody connects to where the id says that the library waits for its ranks, and begins as the library of a rank does. This
+# process is rank 0 of two.
+VISITED = """
+import socket
+one = new_id(door)
+words = bytes(one)
+with socket.create_connection((socket.inet_ntoa(words[12:16]), int.from_bytes(words[10:12], "big"))) as visitor:
+    visitor.sendall(words[:8] + bytes(4))
+comm = ctypes.c_void_p(77)
+answer = [door.ncclCommInitRank(ctypes.byref(comm), 2, one, 0), door.ncclGetLastError(None).decode()]
+"""
 INITS = "answer = [init(door), init(real), group(door), version(door), texts(door)]"
 # The first id opens what carries communicators, and its meeting goes on.
 COMING_BACK = """
@@ -199,6 +210,17 @@ def test_an_init_without_a_device_is_the_librarys_refusal(real: Real) -> None:
     assert ours == bare and ours[0] == 1 and ours[1].startswith("Cuda failure "), ours
     assert "interpose: ncclCommInitRank, rank 0 of 1: NCCL gets the communicator (rank 0: nccl " in logged
     assert following == [0, 0] and version > 21900 and len(texts) == 9
+
+
+@pytest.mark.parametrize("first", ["real", "door"])
+def test_who_connects_to_the_librarys_own_listener_is_taken_for_a_rank_without_isthmus(real: Real, first: str) -> None:
+    """The library takes the connection at once. Nothing else ends this census."""
+    given = {"ISTHMUS_CENSUS": "100000", "ISTHMUS_TIMEOUT": "100000"}
+    (code, why), logged = answer(real, VISITED, first, **given)
+    assert "rank 1 of 2 did not come to where the communicator's ranks meet" in logged
+    assert "and 1 connection came to the listener that the vendor's library has for the id (127.0.0.1:" in logged
+    assert "taken for ranks without Isthmus, so NCCL gets the communicator" in logged
+    assert code == 1 and why.startswith("Cuda failure "), (code, why)
 
 
 def slots(real: Real) -> dict[str, int]:

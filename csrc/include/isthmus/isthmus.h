@@ -254,6 +254,11 @@ typedef struct isthmus_meeting *isthmus_meeting_t; /* one rank's place in one me
 /* For one meeting, while this process lives: one thread of it serves all its tickets. Each rank, rank 0 too, may be in any process. Who comes
  * when the meeting is over is told so. Of more than a million tickets the oldest are forgotten. */
 ISTHMUS_API isthmus_result isthmus_meeting_create(isthmus_ticket *ticket);
+/* In the process that made the ticket: `listener` is a listening TCP socket of somebody else in this process, to which ranks connect that
+ * will not come to the meeting. Where ranks are missing and others connected there, the first exchange ends in ISTHMUS_ERR_TIMEOUT, 1 s
+ * after the last of either came where as many connected as are missing, else 20 s after, and the text says so. The socket stays its
+ * owner's, and is not kept open. ISTHMUS_ERR_UNSUPPORTED: the system cannot tell who connects. */
+ISTHMUS_API isthmus_result isthmus_meeting_watch(const isthmus_ticket *ticket, int listener);
 /* Does not wait. timeout: seconds, of each exchange; 0: ISTHMUS_TIMEOUT. A forked child may take part. */
 ISTHMUS_API isthmus_result isthmus_meeting_join(const isthmus_ticket *ticket, int rank, int world_size, double timeout,
                                                 isthmus_meeting_t *meeting);

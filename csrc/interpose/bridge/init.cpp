@@ -1,6 +1,7 @@
 #include "init.hpp"
 
 #include "group.hpp"
+#include "listener.hpp"
 
 namespace isthmus::bridge {
 
@@ -40,12 +41,29 @@ void Init::end_meetings(const std::vector<isthmus_ticket> &tickets) const {
   });
 }
 
+namespace {
+
+// Where ranks without Isthmus cannot be seen, the others wait for them as for ranks that are late.
+void watch_listener(const Face &face, std::span<const unsigned char> librarys, const isthmus_ticket &ticket,
+                    const char *what) {
+  const int listener = listener_of(librarys);
+  const Outcome o = listener < 0 ? Outcome{ISTHMUS_ERR_UNSUPPORTED, "no socket of this process listens where it says"}
+                                 : outcome(isthmus_meeting_watch(&ticket, listener));
+  if (!o.ok())
+    face.say(Level::Info, std::string("the ") + what + ": ranks without Isthmus that use it are not seen: " + o.text);
+}
+
+}  // namespace
+
 void add_ticket(Face &face, std::span<unsigned char> id, bool has_room, const char *what) {
   isthmus_ticket ticket;
   std::string why;
   if (!has_room) why = std::string("it leaves no room for it in ") + face.door().path;
   else if (const Outcome o = outcome(isthmus_meeting_create(&ticket)); !o.ok()) why = o.text;
-  if (why.empty()) return write_tail(id, face.door().family, ticket);
+  if (why.empty()) {
+    write_tail(id, face.door().family, ticket);
+    return watch_listener(face, id.first(id.size() - sizeof(Tail)), ticket, what);
+  }
   face.say(Level::Warn,
            std::string("the ") + what + " has no ticket of Isthmus, so what is made with it cannot span vendors: " + why);
 }
