@@ -121,6 +121,28 @@ def test_an_abort_ends_what_is_pending(vendors: str, scripted: dict[str, Path], 
     assert " all_reduce: 6, " in told[1] and len(told) == 2, told
 
 
+@pytest.mark.parametrize("vendors", ["na", "an"])
+def test_an_abort_of_one_communicator_of_a_group_leaves_the_operations_of_the_other(
+    vendors: str, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Rank 0 has a group in flight with an operation on each, on a stream each, and rank 1 has called neither."""
+    ranks = fleet(vendors)
+    ranks[0].say("id", "init", "use other", "id", "init", "comm 0", "group", "bare all_reduce 0", "comm 1")
+    ranks[0].say("all_reduce 7 0 5 0 0 1", "end", "touch ready", "comm 0", "abort", "touch aborted")
+    ranks[1].say("init", "use other", "init", "expect ready", "expect aborted", "comm 0", "poll 0", "comm 1")
+    ranks[1].say("poll 7", "all_reduce 7 0 5 0 0 1")
+    for number, rank in enumerate(ranks):
+        rank.say("comm 1", "wait", "poll 7", "destroy")
+        rank.inputs.append(given(number))
+        rank.environment["ISTHMUS_TIMEOUT"] = "1000"  # later than run() waits
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    assert [rank.output for rank in ranks] == [summed(2)] * 2
+    (other,), (aborted, before, after) = (rank.printed.splitlines() for rank in ranks)
+    assert " state: 6, " in aborted and "the program called abort" in aborted and "rank 0" in aborted
+    assert all(line.endswith(" state: 0, ") for line in (other, before, after))
+
+
 @pytest.mark.parametrize(
     ("vendors", "fault", "code"),
     [

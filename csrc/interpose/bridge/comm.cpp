@@ -77,14 +77,21 @@ Outcome OperationGroup::record(const BridgedCalls &operations) {
     if (Outcome o = comm->status(); !o.ok()) return o;
     if (Outcome o = comm->open(); !o.ok()) return o;
     auto part = std::find_if(parts_.begin(), parts_.end(), [&mine = comm](const Part &one) { return one.comm == mine; });
-    if (part == parts_.end()) part = parts_.insert(part, Part{comm, std::make_unique<Comm::InCall>(*comm), {}});
+    if (part == parts_.end()) part = parts_.insert(part, Part{comm, std::make_unique<Comm::InCall>(*comm), {}, {}});
     auto &streams = part->streams;
     if (std::find(streams.begin(), streams.end(), operation.stream) == streams.end()) streams.push_back(operation.stream);
   }
   isthmus_group_begin();
   open_ = true;
-  for (const auto &[comm, operation] : operations)
-    if (Outcome o = submit(comm->get(), operation, nullptr); !o.ok()) return o;  // the failing call gives up the group
+  for (const auto &[comm, operation] : operations) {
+    isthmus_work_t work = nullptr;
+    Outcome o = submit(comm->get(), operation, parts_.size() > 1 ? &work : nullptr);
+    if (!o.ok()) return o;  // the failing call gives up the group
+    if (!work) continue;
+    const auto part =
+        std::find_if(parts_.begin(), parts_.end(), [&mine = comm](const Part &one) { return one.comm == mine; });
+    part->works.push_back(std::make_shared<LaunchedWork>(work));
+  }
   waits_ = std::any_of(operations.begin(), operations.end(),
                        [](const auto &one) { return one.second.call == OperationKind::Barrier; });
   return {};
@@ -109,10 +116,13 @@ Outcome OperationGroup::launch() {
   isthmus_work_t handle = nullptr;
   Outcome ended = outcome(isthmus_group_end(waits_ ? nullptr : &handle));
   if (!ended.ok()) return ended;
-  const auto work = std::make_shared<LaunchedWork>(handle);
-  for (const Part &part : parts_) {
-    part.comm->note(work);
-    if (ended.ok()) ended = part.comm->known(*work);
+  const auto whole = std::make_shared<LaunchedWork>(handle);
+  for (Part &part : parts_) {
+    if (part.works.empty()) part.works.push_back(whole);
+    for (const auto &work : part.works) {
+      part.comm->note(work);
+      if (ended.ok()) ended = part.comm->known(*work);
+    }
   }
   if (Outcome joined = join_streams(); ended.ok()) ended = std::move(joined);
   return ended;

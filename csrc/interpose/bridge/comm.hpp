@@ -216,6 +216,8 @@ class OperationGroup {
     CommPtr comm;
     std::unique_ptr<Comm::InCall> in_call;
     std::vector<void *> streams;  // each once
+    // Of its operations, where the group has several communicators: how one ends says nothing of the others. Else of the group.
+    std::vector<std::shared_ptr<LaunchedWork>> works;
   };
   Outcome join_streams() const;
 
