@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/assert.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/fork.hpp"
@@ -112,10 +113,25 @@ class HcclCommunicator final : public IslandCommunicator {
     submit({island_call_name(Call::AllToAllV), Call::AllToAllV, nullptr, nullptr, n, kByte, 0, 0});
   }
   void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
+    if (batch_.begun)
+      return add({kSends, const_cast<void *>(buffer), count * dtype_size(dtype), kByte, 0}, Call::Send, peer);
     move(Call::Send, buffer, nullptr, count, dtype, peer);
   }
   void recv(void *buffer, uint64_t count, DType dtype, int peer) override {
+    if (batch_.begun) return add({kReceives, buffer, count * dtype_size(dtype), kByte, 0}, Call::Recv, peer);
     move(Call::Recv, nullptr, buffer, count, dtype, peer);
+  }
+  // The messages are a batch. All other calls are made one after the other.
+  void together(Calls calls, void *context) override {
+    batch_ = {true, rank_->aborted.load(std::memory_order_acquire), 0, nullptr};
+    try {
+      calls(context);
+    } catch (...) {
+      batch_ = {};
+      throw;
+    }
+    const Batch batch = std::exchange(batch_, {});
+    if (batch.items > 0) submit({batch.first, Call::AllToAllV, nullptr, nullptr, batch.items, kByte, 0, 0});
   }
 
   void abort() noexcept override {
@@ -159,9 +175,20 @@ class HcclCommunicator final : public IslandCommunicator {
   void move(Call call, const void *input, void *output, uint64_t count, DType dtype, int peer) {
     submit({island_call_name(call), call, input, output, count * dtype_size(dtype), kByte, 0, peer});
   }
+  void check(const char *name, int peer) const {
+    if (peer < 0 || peer >= size())
+      fail(Code::Argument, "hccl {}: rank {} is not of this island (0 to {})", name, peer, size() - 1);
+  }
+  void add(BatchItem item, Call call, int peer) {
+    check(island_call_name(call), peer);
+    if (item.count == 0 || batch_.dropped) return;
+    ISTHMUS_ASSERT(batch_.items < rank_->items.size(), "a batch has at most one message each way with each rank");
+    item.peer = static_cast<uint32_t>(peer);
+    if (!batch_.first) batch_.first = island_call_name(call);
+    rank_->items[batch_.items++] = item;
+  }
   void submit(const Task &t) {
-    if (t.peer < 0 || t.peer >= size())
-      fail(Code::Argument, "hccl {}: rank {} is not of this island (0 to {})", t.name, t.peer, size() - 1);
+    check(t.name, t.peer);
     if (t.count == 0 || rank_->aborted.load(std::memory_order_acquire) || rank_->failure.happened()) return;
     const int64_t until = now_ns() + kFollow;
     if (device::called("hccl", t.name, [&] { return thread_.ask(t, until); })) return;
@@ -172,6 +199,13 @@ class HcclCommunicator final : public IslandCommunicator {
                                     "come to it",
                                     t.name)});
   }
+  // Of the thread that calls: it is in together(), with so many messages.
+  struct Batch {
+    bool begun = false;
+    bool dropped = false;  // it has begun after an abort: as in all_to_all_v(), the list is another thread's
+    uint64_t items = 0;
+    const char *first = nullptr;
+  } batch_;
   const std::shared_ptr<HcclRank> rank_;
   HcclThread thread_;
   mutable SeldomAsked asked_;

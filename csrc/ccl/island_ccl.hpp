@@ -41,12 +41,20 @@ struct Blocks {
   std::span<const uint64_t> input_bytes, input_at, output_bytes, output_at;
 };
 
-// The operation by which a call reduces. PremulSum multiplies every contribution by 2^-halvings, and sums. The dtype must have that number
-// (most_halvings).
+// The operation by which a call reduces. PremulSum multiplies every contribution and sums: by the rank's own factor, or by 2^-halvings, which the
+// dtype must have as a number (most_halvings).
 struct Reduction {
   RedOp op = RedOp::Sum;
   int halvings = 0;
+  bool has_factor = false;
+  uint64_t factor = 0;  // the bits that the number has in the dtype
   Reduction(RedOp of, int times = 0) : op(of), halvings(times) {}
+  static Reduction multiplied(uint64_t factor) {
+    Reduction by(RedOp::PremulSum);
+    by.has_factor = true;
+    by.factor = factor;
+    return by;
+  }
 };
 
 class IslandCommunicator {
@@ -71,6 +79,11 @@ class IslandCommunicator {
   virtual void all_to_all_v(const void *input, void *output, const Blocks &blocks) = 0;       // not in place
   virtual void send(const void *buffer, uint64_t count, DType dtype, int peer) = 0;
   virtual void recv(void *buffer, uint64_t count, DType dtype, int peer) = 0;
+
+  // Makes the calls that `calls` makes as one group of the library's, on all ranks that take part. The calls end in any order. There is at most one
+  // message each way with each rank. Where the library has no groups of such calls, they are made one after the other. `calls` is always called, once.
+  using Calls = void (*)(void *context);
+  virtual void together(Calls calls, void *context) { calls(context); }
 
   // Any thread, at any time, more than once. Nothing more is begun. A call that waits for a peer ends. Where the library cannot end the call, the
   // destructor leaves the call behind, with the stream that the call blocks.

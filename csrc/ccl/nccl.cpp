@@ -86,7 +86,7 @@ class Nccl final : public Library {
     return c;
   }
   bool can(Call call, DType dtype, RedOp op) const noexcept override {
-    return !reduces(call) || reduces_there(o_, dtype, op);
+    return !reduces(call) || reduces_there(o_, dtype, op == RedOp::PremulSum ? Reduction::multiplied(0) : Reduction(op));
   }
   std::vector<std::byte> make_id(int) override {
     Id id{};

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "base/clock.hpp"
@@ -22,6 +23,38 @@ void nap() noexcept {
   const timespec t{0, 50'000};
   ::nanosleep(&t, nullptr);
 }
+
+void check(const NcclLibrary &library, Call call, int peer, int size) {
+  if (peer < 0 || peer >= size)
+    fail(Code::Argument, "{} {}: rank {} is not of this island (0 to {})", library.row->family, island_call_name(call), peer,
+         size - 1);
+}
+
+// A group of the library's, which begins with the first call that is added. Of the thread that calls.
+class NcclGroup {
+ public:
+  bool wanted() const noexcept { return wanted_; }
+  void want() noexcept { wanted_ = true; }
+  template <class F>
+  Status add(const NcclLibrary &library, const char *name, Handle h, F made) {
+    if (!first_) {
+      if (const Status s = outcome(library, name, library.f.GroupStart(), h); !s.ok()) return s;
+      first_ = name;
+    }
+    return outcome(library, name, device::called(library.row->family, name, [&] { return made(h); }), h);
+  }
+  // The name of the first call, and what the end of the group gives. Null: there was no call.
+  const char *end(const NcclLibrary &library, Result *result) noexcept {
+    wanted_ = false;
+    const char *const first = std::exchange(first_, nullptr);
+    if (first) *result = device::called(library.row->family, first, [&] { return library.f.GroupEnd(); });
+    return first;
+  }
+
+ private:
+  bool wanted_ = false;
+  const char *first_ = nullptr;
+};
 
 // The vendor's communicator is not blocking. So a call returns before its work is on the stream, and what we submit next would overtake the work.
 // Therefore every call is followed until its work is on the stream. In return no call waits for peers without a deadline.
@@ -58,7 +91,7 @@ class NcclCommunicator final : public IslandCommunicator {
               [&](Handle h, int t, int o) { return f().AllReduce(input, output, count, t, o, h, queue()); });
   }
   void reduce(const void *input, void *output, uint64_t count, DType dtype, Reduction by, int root) override {
-    check(Call::Reduce, root);
+    check(library_, Call::Reduce, root, size_);
     reduction(Call::Reduce, count, dtype, by,
               [&](Handle h, int t, int o) { return f().Reduce(input, output, count, t, o, root, h, queue()); });
   }
@@ -67,7 +100,7 @@ class NcclCommunicator final : public IslandCommunicator {
               [&](Handle h, int t, int o) { return f().ReduceScatter(input, output, count, t, o, h, queue()); });
   }
   void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
-    check(Call::Broadcast, root);
+    check(library_, Call::Broadcast, root, size_);
     const uint64_t bytes = count * dtype_size(dtype);
     submit(Call::Broadcast, count, [&](Handle h) { return f().Broadcast(buffer, buffer, bytes, kUInt8, root, h, queue()); });
   }
@@ -85,14 +118,30 @@ class NcclCommunicator final : public IslandCommunicator {
     });
   }
   void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
-    check(Call::Send, peer);
+    check(library_, Call::Send, peer, size_);
     const uint64_t bytes = count * dtype_size(dtype);
     submit(Call::Send, count, [&](Handle h) { return f().Send(buffer, bytes, kUInt8, peer, h, queue()); });
   }
   void recv(void *buffer, uint64_t count, DType dtype, int peer) override {
-    check(Call::Recv, peer);
+    check(library_, Call::Recv, peer, size_);
     const uint64_t bytes = count * dtype_size(dtype);
     submit(Call::Recv, count, [&](Handle h) { return f().Recv(buffer, bytes, kUInt8, peer, h, queue()); });
+  }
+
+  void together(Calls calls, void *context) override {
+    const Lock lock(held_->calls);
+    const device::Entered device(*stream_);
+    group_.want();
+    std::exception_ptr thrown;
+    try {
+      calls(context);
+    } catch (...) { thrown = std::current_exception(); }
+    Result r = kSuccess;
+    if (const char *first = group_.end(library_, &r)) {  // a group is never left open
+      failure_.keep(outcome(library_, first, r, held_->handle));
+      if (r == kInProgress) follow(first, now_ns() + kFollow);
+    }
+    if (thrown) std::rethrow_exception(thrown);
   }
 
   void abort() noexcept override {
@@ -129,14 +178,9 @@ class NcclCommunicator final : public IslandCommunicator {
       held_->calls.counts_as_held();
       int o = op_number(by.op);
       if (by.op == RedOp::PremulSum)
-        if (const Result r = sums_.find(library_, h, dtype, by.halvings, failure_, &o); r != kSuccess) return r;
+        if (const Result r = sums_.find(library_, h, dtype, by, failure_, &o); r != kSuccess) return r;
       return made(h, t, o);
     });
-  }
-  void check(Call call, int peer) const {
-    if (peer < 0 || peer >= size_)
-      fail(Code::Argument, "{} {}: rank {} is not of this island (0 to {})", library_.row->family, island_call_name(call),
-           peer, size_ - 1);
   }
   // What goes to one rank and what comes from it, in bytes, with the places in the two buffers.
   struct PeerShare {
@@ -165,9 +209,15 @@ class NcclCommunicator final : public IslandCommunicator {
   void submit(Call call, uint64_t count, F made) {
     if (count == 0) return;
     const char *name = island_call_name(call);
+    const auto over = [&](Handle h) { return aborted_.load(std::memory_order_acquire) || !h || failure_.happened(); };
+    if (group_.wanted()) {
+      held_->calls.counts_as_held();
+      if (const Handle h = held_->handle; !over(h)) failure_.keep(group_.add(library_, name, h, made));
+      return;
+    }
     const Lock lock(held_->calls);
     const Handle h = held_->handle;
-    if (aborted_.load(std::memory_order_acquire) || !h || failure_.happened()) return;
+    if (over(h)) return;
     const device::Entered device(*stream_);
     const Result r = device::called(library_.row->family, name, [&] { return made(h); });
     failure_.keep(outcome(library_, name, r, h));
@@ -197,6 +247,7 @@ class NcclCommunicator final : public IslandCommunicator {
   const std::shared_ptr<device::Stream> stream_;
   const int rank_, size_;
   PremulSums sums_ ISTHMUS_GUARDED_BY(held_->calls);
+  NcclGroup group_;
   std::atomic<bool> aborted_{false};
   mutable FirstFailure failure_;
   mutable SeldomAsked asked_;

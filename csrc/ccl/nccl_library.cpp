@@ -35,7 +35,7 @@ bool reduces_there(const NcclLibrary &o, DType dtype, Reduction by) noexcept {
   const int t = type_number(dtype);
   if (t < 0 || (t >= kFloat8e4m3 && (o.row->float8 == 0 || o.version < o.row->float8))) return false;
   if (by.op != RedOp::PremulSum) return op_number(by.op) >= 0;
-  return is_short_ranged(dtype) && by.halvings >= 0 && by.halvings <= most_halvings(dtype);
+  return by.has_factor || (is_short_ranged(dtype) && by.halvings >= 0 && by.halvings <= most_halvings(dtype));
 }
 
 Status outcome(const NcclLibrary &o, const char *call, Result r, Handle handle) {

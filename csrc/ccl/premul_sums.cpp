@@ -14,18 +14,18 @@ uint64_t power_bits(DType t, int halvings) noexcept {
 
 }  // namespace
 
-Result PremulSums::find(const NcclLibrary &library, Handle handle, DType dtype, int halvings, FirstFailure &failure,
+Result PremulSums::find(const NcclLibrary &library, Handle handle, DType dtype, Reduction by, FirstFailure &failure,
                         int *op) {
   const Functions &f = library.f;
   Multiplied &m = made_[static_cast<size_t>(dtype)];
-  if (m.op >= 0 && m.halvings != halvings)
+  uint64_t factor = by.has_factor ? by.factor : power_bits(dtype, by.halvings);
+  if (m.op >= 0 && m.factor != factor)
     if (const Result r = f.RedOpDestroy(std::exchange(m.op, -1), handle); r != kSuccess)
       return failure.keep(outcome(library, "end of an operation", r, handle)), r;
   if (m.op < 0) {
-    uint64_t factor = power_bits(dtype, halvings);
+    m.factor = factor;
     const Result r = f.RedOpCreatePreMulSum(&m.op, &factor, type_number(dtype), kScalarOnHost, handle);
     if (r != kSuccess) return m.op = -1, failure.keep(outcome(library, "operation for premul_sum", r, handle)), r;
-    m.halvings = halvings;
   }
   *op = m.op;
   return kSuccess;

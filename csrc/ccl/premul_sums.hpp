@@ -1,4 +1,4 @@
-// The operations of NCCL's shape that multiply before they sum. A communicator makes one for each type, because an island has one factor.
+// The operations of NCCL's shape that multiply before they sum. A communicator keeps one for each type: programs multiply by one factor.
 #pragma once
 
 #include <array>
@@ -15,12 +15,13 @@ namespace isthmus::ccl::nccl {
 // that are left end with the communicator.
 class PremulSums {
  public:
-  // Sets `op` to the library's number of the operation that multiplies by 2^-halvings. A call that fails is in `failure` too.
-  Result find(const NcclLibrary &library, Handle handle, DType dtype, int halvings, FirstFailure &failure, int *op);
+  // Sets `op` to the library's number of the operation. A call that fails is in `failure` too.
+  Result find(const NcclLibrary &library, Handle handle, DType dtype, Reduction by, FirstFailure &failure, int *op);
 
  private:
   struct Multiplied {
-    int op = -1, halvings = 0;
+    int op = -1;
+    uint64_t factor = 0;
   };
   std::array<Multiplied, kDTypeCount> made_{};
 };

@@ -79,14 +79,20 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   if (op.run.lent_input) copy_blocks(stream, work_->input, op.call.input_there, o.input_displ, o.input_bytes);
   const uint32_t chunks = plan::chunks_of(p, op.operands());
   bool first_went_on = true;  // since the second stream was last held behind the first
-  for (plan::Cursor at(p.device, p.steps, chunks); !at.done(); at.next()) {
+  for (plan::Cursor at(p.device, p.steps, chunks); !at.done();) {
     const bool beside = at.stage().beside && work_->beside && chunks > 1;  // a single chunk has nothing to run beside
     if (at.begins_stage()) {
       if (beside && first_went_on) ties.fork(stream, *work_->beside);
       first_went_on = !beside;
       if (beside) ties.part();
     }
-    step(op, at.step(), at.chunk(), beside ? *work_->beside : stream);
+    device::Stream &its = beside ? *work_->beside : stream;
+    if (at.stage().together && at.step().kind == StepKind::Ccl && works(op, at.step(), at.chunk())) {
+      group(op, at, its);
+    } else {
+      step(op, at.step(), at.chunk(), its);
+      at.next();
+    }
   }
   ties.rejoin(stream, work_->beside.get());
   for (uint32_t k = 0; k < op.run.bounce.output_pieces; ++k) piece(op, op.run.bounce.input_pieces + k, work_->output);
@@ -157,6 +163,24 @@ void DeviceExecutor::finish(uint64_t sequence) noexcept {
     } catch (const Error &) {}
   }
   ending_.unfinished();
+}
+
+void DeviceExecutor::group(const Operation &op, plan::Cursor &at, device::Stream &stream) {
+  struct Group {
+    DeviceExecutor *executor;
+    const Operation *op;
+    plan::Cursor *at;
+    device::Stream *stream;
+  } here{this, &op, &at, &stream};
+  work_->communicator->together(
+      [](void *context) {
+        const Group &g = *static_cast<Group *>(context);
+        do {
+          g.executor->step(*g.op, g.at->step(), g.at->chunk(), *g.stream);
+          g.at->next();
+        } while (!g.at->done() && !g.at->begins_stage() && g.at->step().kind == StepKind::Ccl);
+      },
+      &here);
 }
 
 void DeviceExecutor::step(const Operation &op, const plan::Step &step, uint32_t c, device::Stream &stream) {

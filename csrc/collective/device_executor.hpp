@@ -97,6 +97,8 @@ class DeviceExecutor {
 
  private:
   void step(const Operation &op, const plan::Step &step, uint32_t c, device::Stream &stream);
+  // The calls of the library from here on, up to another step or the end of the stage, as one group. Moves `at` behind them.
+  void group(const Operation &op, plan::Cursor &at, device::Stream &stream);
   void piece(const Operation &op, uint32_t k, std::byte *there);  // of a bounce, to the device or from it
   void copy_blocks(device::Stream &stream, std::byte *to, const std::byte *from, std::span<const uint64_t> displ,
                    std::span<const uint64_t> bytes);

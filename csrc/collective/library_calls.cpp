@@ -2,6 +2,8 @@
 
 #include <span>
 
+#include "collective/one_hop.hpp"
+
 namespace isthmus::collective {
 
 using plan::Memory;
@@ -28,6 +30,23 @@ void exchange_blocks(QueuedWork &work, const Operation &op, const plan::Span &fr
   work.communicator->all_to_all_v(base, work.output, {give, give_at, take, take_at});
 }
 
+// The bits that the rank's factor has in the dtype, rounded as Isthmus rounds.
+uint64_t factor_bits(const Call &c) noexcept {
+  if (is_integer(c.dtype)) return c.factor;
+  uint64_t bits = 0;
+  switch (c.dtype) {  // one
+    case DType::Float64: bits = 0x3ff0000000000000; break;
+    case DType::Float32: bits = 0x3f800000; break;
+    case DType::BFloat16: bits = 0x3f80; break;
+    case DType::Float16: bits = 0x3c00; break;
+    case DType::Float8E5M2: bits = 0x3c; break;
+    default: bits = 0x38; break;
+  }
+  auto *const number = reinterpret_cast<std::byte *>(&bits);
+  scale(number, number, dtype_size(c.dtype), c);
+  return bits;
+}
+
 }  // namespace
 
 void call_library(QueuedWork &work, const Operation &op, const plan::Step &step, const void *input, void *output,
@@ -35,7 +54,9 @@ void call_library(QueuedWork &work, const Operation &op, const plan::Step &step,
   ccl::IslandCommunicator &c = *work.communicator;
   const DType dtype = op.call.dtype;
   const uint64_t count = bytes / dtype_size(dtype);
-  const ccl::Reduction by{step.op, step.halvings};
+  const bool by_rank = step.op == RedOp::PremulSum && op.call.op == RedOp::PremulSum;
+  const ccl::Reduction by =
+      by_rank ? ccl::Reduction::multiplied(factor_bits(op.call)) : ccl::Reduction(step.op, step.halvings);
   switch (step.call) {
     case IslandCall::AllReduce: return c.all_reduce(input, output, count, dtype, by);
     case IslandCall::Reduce: return c.reduce(input, output, count, dtype, by, step.peer);

@@ -77,7 +77,7 @@ bool same_phrase(const Plan &p, const Step &a, const Step &b) {
   return a.dst.memory == b.dst.memory && p.sources[a.source].memory == p.sources[b.source].memory;
 }
 
-std::string phrase(const Plan &p, const std::string &library, uint32_t from, uint32_t to) {
+std::string phrase(const Plan &p, const std::string &library, uint32_t from, uint32_t to, bool together) {
   const Step &s = p.steps[from];
   std::vector<int> peers;
   uint64_t bytes = 0;
@@ -118,8 +118,10 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
       const bool rooted = s.call == IslandCall::Reduce || s.call == IslandCall::Broadcast;
       const bool paired = s.call == IslandCall::Send || s.call == IslandCall::Recv;
       return formatted("{} {} of {}{}{}{}", library, island_call_name(s.call), amount,
-                       s.halvings ? formatted(" times 1/{}", 1u << s.halvings) : "",
-                       to - from > 1      ? formatted(", {} calls", to - from)
+                       s.halvings                 ? formatted(" times 1/{}", 1u << s.halvings)
+                       : s.op == RedOp::PremulSum ? std::string(" times the rank's factor")
+                                                  : std::string(),
+                       to - from > 1      ? formatted(", {} calls{}", to - from, together ? " together" : "")
                        : rooted || paired ? formatted(", {} {} of the group", rooted ? "root" : "peer", s.peer)
                                           : "",
                        s.when == When::FullChunk   ? " (full chunks)"
@@ -135,7 +137,7 @@ std::vector<std::string> phrases(const Plan &p, const std::string &library, cons
   for (uint32_t i = stage.step; i < stage.step + stage.steps;) {
     uint32_t j = i + 1;
     while (j < stage.step + stage.steps && same_phrase(p, p.steps[i], p.steps[j])) ++j;
-    out.push_back(phrase(p, library, i, j));
+    out.push_back(phrase(p, library, i, j, stage.together));
     i = j;
   }
   return out;

@@ -21,7 +21,7 @@ void island_all_to_all(Builder &b) {
   b.call(IslandCall::AllToAll, When::Always, block(0), from, Builder::output(0, 0));
 }
 
-// Libraries have no call for gather and scatter. The root takes from, or gives to, one rank after the other, and its own block is a copy.
+// Libraries have no call for gather and scatter. They are a group of sends and receives, and the root's own block is a copy.
 // With counts the calls are the same, of blocks that each have a size of their own. Every rank knows all sizes, and the operation's digest has
 // them.
 template <class F>
@@ -29,6 +29,7 @@ void each_but_root(const Builder &b, F f) {
   for (int i = 1; i < b.world; ++i) f((b.request.root + i) % b.world);
 }
 void island_gather(Builder &b) {
+  b.together();
   const Range all = b.whole();
   const auto mine = b.extent(Memory::Input, 0, all);
   const Span input = Builder::input(0, 0);
@@ -40,6 +41,7 @@ void island_gather(Builder &b) {
   });
 }
 void island_scatter(Builder &b) {
+  b.together();
   const Range all = b.whole();
   const auto mine = b.extent(Memory::Output, 0, all);
   const Span output = Builder::output(0, 0);
@@ -65,8 +67,9 @@ void island_all_to_all_v(Builder &b) {
   b.post(kReady);
 }
 
-// Blocks of unequal sizes: a library's broadcast of each.
+// Blocks of unequal sizes: a library's broadcast of each, all of them a group.
 void island_all_gather_v(Builder &b) {
+  b.together();
   const auto block = [&](int r) { return b.extent(Memory::Output, static_cast<uint32_t>(r), b.whole()); };
   const auto output = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
   b.move(block(b.rank), Builder::input(0, 0), output(b.rank));
@@ -74,6 +77,7 @@ void island_all_gather_v(Builder &b) {
 }
 // And its sum of each, for the rank that gets it.
 void island_reduce_scatter_v(Builder &b) {
+  b.together();
   for (int r = 0; r < b.world; ++r) {
     const auto block = static_cast<uint32_t>(r);
     b.call(IslandCall::Reduce, When::Always, b.extent(Memory::Input, block, b.whole()), Builder::input(block, 0),
@@ -140,6 +144,7 @@ void plan_inside(Builder &b) {
     if (b.varying) b.plan.sizes_by_links = !topology::one_memory(b.topology);
   } else {
     const int root = b.request.root;
+    b.together();
     for (const int q : b.inside) {
       if (q == b.rank || (q != root && b.rank != root)) continue;
       const auto block = b.rank == root ? q : 0;

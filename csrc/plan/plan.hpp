@@ -131,7 +131,8 @@ struct Step {
   // which they lie back to back by position.
   IslandCall call = IslandCall::AllReduce;
   // What the library is asked for: AVG only where the library serves everybody. Elsewhere the op is SUM, or PREMUL_SUM with the factor
-  // 2^-halvings where the dtype may be too short for the sum. Both are divided where the bridge rounds.
+  // 2^-halvings where the dtype may be too short for the sum. Both are divided where the bridge rounds. The user's own PREMUL_SUM is asked for where
+  // the library serves everybody; the factor is that of the call.
   RedOp op = RedOp::Sum;
   uint8_t halvings = 0;
   uint32_t group = 0, groups = 0;  // Reduce: of sources; index into Plan::group_ends; 0 groups: one
@@ -144,6 +145,9 @@ struct Stage {
   uint32_t skew = 0;
   uint32_t step = 0, steps = 0;
   bool beside = false;  // device list: on the second stream
+  // Device list: the library's calls that follow each other are one group of the library's. So they run in any order, and none of them touches what
+  // another one writes.
+  bool together = false;
 };
 
 // Plan::chunk of v-collectives whose blocks are moved whole, whatever their sizes: one chunk.

@@ -9,7 +9,7 @@
 namespace isthmus::plan {
 namespace {
 
-constexpr uint64_t kPlanVersion = 11;  // part of every digest: raise it when a template changes
+constexpr uint64_t kPlanVersion = 12;  // part of every digest: raise it when a template changes
 
 // What all ranks must agree on: `whole`, too, whose libraries may serve blocks of a plan that is made on `t`. Sizes of v-collectives and in_place
 // are each rank's own affair.
@@ -57,12 +57,12 @@ void check(const topology::Topology &t, int rank, const Request &r) {
     fail(Code::Unsupported, "all_to_all_v has no in-place form: give it two buffers");
 }
 
-// Whether the island's library does its part of the operation. PREMUL_SUM has factors of each rank, and an island of one has nobody to call; both are
-// planned without the library. AVG is one of two sums: a sum that is divided where the bridge rounds, or a sum of numbers that were made smaller
+// Whether the island's library does its part of the operation. An island of one has nobody to call. PREMUL_SUM, which has a factor of each rank, is the
+// library's where it serves everybody, and else is planned without the library. AVG is one of two sums: a sum that is divided where the bridge rounds, or a sum of numbers that were made smaller
 // and are made larger again where they are reduced. An island that is alone needs the library's own AVG.
 bool serves(const topology::Island &g, const Request &r, bool alone) {
   if (g.ccl.empty() || g.ranks.size() < 2) return false;
-  if (is_reduction(r.collective) && r.op == RedOp::PremulSum) return false;
+  if (is_reduction(r.collective) && r.op == RedOp::PremulSum && !alone) return false;
   const Asked asked = asked_of_library(r, g.ranks.size(), alone);
   if (asked.halvings > most_halvings(r.dtype)) return false;
   const auto can = [&](IslandCall call) { return g.ccl_table.can(call, r.dtype, asked.op); };

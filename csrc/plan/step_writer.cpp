@@ -44,12 +44,13 @@ void PlanMemory::need_ring(uint64_t bytes) { plan.slot_bytes = std::max(plan.slo
 
 void StepWriter::stage(const char *name, uint32_t skew) {
   on_device_ = false;
-  plan.host.push_back({name, skew, static_cast<uint32_t>(plan.steps.size()), 0, false});
+  plan.host.push_back({name, skew, static_cast<uint32_t>(plan.steps.size()), 0});
 }
 void StepWriter::device_stage(const char *name, uint32_t skew, bool beside) {
   on_device_ = true;
   plan.device.push_back({name, skew, static_cast<uint32_t>(plan.steps.size()), 0, beside});
 }
+void StepWriter::together() { plan.device.back().together = true; }
 Step &StepWriter::step(StepKind kind) {
   ++(on_device_ ? plan.device : plan.host).back().steps;
   plan.steps.emplace_back().kind = kind;

@@ -49,6 +49,7 @@ class StepWriter : public PlanMemory {
 
   void stage(const char *name, uint32_t skew);  // of the host list
   void device_stage(const char *name, uint32_t skew, bool beside = false);
+  void together();  // the calls of the stage that was begun last are one group of the library's
   void move(const Extent &e, Span from, Span to, bool scale = false, bool streamed = false);
   void reduce(const Extent &e, const std::vector<Span> &from, const std::vector<uint32_t> &ends, Span to, bool partial,
               const Span *second = nullptr, bool streamed = false);

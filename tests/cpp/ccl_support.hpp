@@ -330,6 +330,30 @@ inline void exchanges_blocks(Rank &r) {
   MUST(c->status().ok() && !c->failed());
 }
 
+// Makes `calls` as one group of the library's.
+inline void together(Rank &r, std::function<void()> calls) {
+  r.c->together([](void *f) { (*static_cast<std::function<void()> *>(f))(); }, &calls);
+}
+// Every rank sends something to every rank, itself too. One after the other these calls would wait for each other.
+inline void passes_messages_together(Rank &r) {
+  const auto n = static_cast<size_t>(r.size);
+  const Memory given(r, noise(r.rank, 300)), got(r, noise(9, 300 * n));
+  together(r, [] {});
+  together(r, [&] { r.c->send(given.at(), 0, DType::Int8, 0); });
+  together(r, [&] {
+    for (int q = 0; q < r.size; ++q) {
+      r.c->recv(got.at(300 * static_cast<size_t>(q)), 300, DType::Int8, q);
+      r.c->send(given.at(), 300, DType::Int8, q);
+    }
+  });
+  Bytes all;
+  for (int q = 0; q < r.size; ++q) {
+    const Bytes theirs = noise(q, 300);
+    all.insert(all.end(), theirs.begin(), theirs.end());
+  }
+  EXPECT_EQ(got.content(), all);
+}
+
 // Against the order of ranks, so whoever waits for a message has sent nothing yet.
 inline void passes_messages(Rank &r) {
   auto &[rank, size, stream, c, done, value, pinned] = r;

@@ -148,6 +148,7 @@ struct Case : Cell {
   std::vector<uint64_t> counts{};  // of the ranks' blocks
   std::vector<Data> given{};       // by rank
   Data reduced{};
+  matrix::Factors factors = matrix::Factors::Any;
 
   uint64_t between(int from, int to) const {  // elements that one rank gives another, of all_to_all
     return kind == AllToAll ? count : counts[static_cast<size_t>((from + to) % world)];
@@ -247,7 +248,8 @@ Case make_case(const Cell &cell, const Shape &shape, int number, bool is_long = 
     else matrix::fill(c.dtype, data, random);
     c.given.push_back(std::move(data));
   }
-  if (reduces(c.kind)) c.reduced = matrix::reduced(matrix::islands_of(labels), c.dtype, c.op, c.given, c.sent(0));
+  c.factors = shape.libraries ? matrix::Factors::Exact : matrix::Factors::Any;
+  if (reduces(c.kind)) c.reduced = matrix::reduced(matrix::islands_of(labels), c.dtype, c.op, c.given, c.sent(0), c.factors);
   return c;
 }
 
@@ -299,7 +301,7 @@ void run(const FleetRank &r, const Case &c, FleetMemory &memory, void *stream) {
   if (c.reads(r.rank)) std::copy(given.begin(), given.end(), expected.begin() + static_cast<long>(send * size));
   memory.put(on_host, expected.data(), expected.size());
   isthmus_call how = ISTHMUS_CALL_INIT;
-  how.scale = matrix::factor(r.rank);
+  how.scale = matrix::factor(r.rank, c.factors);
   how.factor = matrix::whole_factor(r.rank);
   how.on_stream = stream && !on_host && c.number % 2 == 0 ? ISTHMUS_STREAM_BOTH : ISTHMUS_STREAM_NONE;
   how.stream = stream;

@@ -92,6 +92,27 @@ TEST_P(Collectives, MoveBytesOfAnyType) { ranks(GetParam(), moves_bytes_of_any_t
 TEST_P(Collectives, ExchangeBlocksOfAnySize) { ranks(GetParam(), exchanges_blocks); }
 TEST_P(Collectives, PassMessages) { ranks(GetParam(), passes_messages); }
 
+// They are one batch, which is empty where there is nothing to do, and then none. What is no message is made one by one.
+TEST_P(Collectives, PassMessagesInABatch) {
+  const auto world = static_cast<unsigned long>(GetParam());
+  const unsigned long batches = calls("HcclBatchSendRecv"), alone = calls("HcclSend") + calls("HcclRecv");
+  ranks(GetParam(), [](Rank &r) {
+    auto &[rank, size, stream, c, done, value, pinned] = r;
+    passes_messages_together(r);
+    const Memory x(r, noise(rank, 100)), y(r, noise(rank, 100));
+    together(r, [&] {
+      c->broadcast(x.at(), 100, DType::Int8, 0);
+      c->broadcast(y.at(), 100, DType::Int8, size - 1);
+    });
+    EXPECT_EQ(x.content(), noise(0, 100));
+    EXPECT_EQ(y.content(), noise(size - 1, 100));
+    expect_refused(Code::Argument, "hccl send: rank 7", [&] { together(r, [&] { c->send(x.at(), 100, DType::Int8, 7); }); });
+    MUST(r.drained() && c->status().ok());
+  });
+  EXPECT_EQ(calls("HcclBatchSendRecv") - batches, world);
+  EXPECT_EQ(calls("HcclSend") + calls("HcclRecv"), alone);
+}
+
 TEST_P(Collectives, OfNothingAreNothing) {
   ranks(GetParam(), [](Rank &r) {
     auto &[rank, size, stream, c, done, value, pinned] = r;

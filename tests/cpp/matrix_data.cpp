@@ -8,7 +8,7 @@ namespace matrix {
 namespace {
 
 // Each element times the rank's factor in the accumulator type, rounded to the dtype.
-void scale(DType t, Data &data, size_t count, int rank) {
+void scale(DType t, Data &data, size_t count, int rank, Factors factors) {
   const auto multiply = [&]<class T>(T) {
     const auto by = static_cast<uint64_t>(kWhole[static_cast<size_t>(rank) % kFactors]);
     for (size_t i = 0; i < count; ++i)
@@ -22,7 +22,7 @@ void scale(DType t, Data &data, size_t count, int rank) {
       default: return multiply(uint64_t{});
     }
   }
-  const double by = factor(rank);
+  const double by = factor(rank, factors);
   for (size_t i = 0; i < count; ++i) {
     if (t == DType::Float64) {
       reference::store(data.data(), i, reference::load<double>(data.data(), i) * by);
@@ -41,13 +41,14 @@ void scale(DType t, Data &data, size_t count, int rank) {
 
 }  // namespace
 
-Data reduced(const std::vector<std::vector<int>> &islands, DType t, RedOp op, std::vector<Data> given, size_t elements) {
+Data reduced(const std::vector<std::vector<int>> &islands, DType t, RedOp op, std::vector<Data> given, size_t elements,
+             Factors factors) {
   std::vector<isthmus::reduce::Source> sources;
   std::vector<uint32_t> ends;
   for (const auto &island : islands) {
     for (const int r : island) {
       Data &d = given[static_cast<size_t>(r)];
-      if (op == RedOp::PremulSum) scale(t, d, elements, r);
+      if (op == RedOp::PremulSum) scale(t, d, elements, r, factors);
       sources.push_back({d.data(), false});
     }
     ends.push_back(static_cast<uint32_t>(sources.size()));

@@ -19,7 +19,12 @@ using Data = std::vector<uint8_t>;
 inline constexpr size_t kFactors = 5;
 inline constexpr double kFactor[kFactors] = {0.5, -3.0, 1.1, 0.0, 1e-3};                    // of PREMUL_SUM, by rank
 inline constexpr int64_t kWhole[kFactors] = {7, -3, 0x0123456789abcdef, 0, INT64_MIN + 1};  // of integers
-inline double factor(int rank) { return kFactor[static_cast<size_t>(rank) % kFactors]; }
+inline constexpr double kExactFactor[kFactors] = {0.5, -3.0, 2.0, 0.0,
+                                                  -1.0};  // with fill_exactly(): every product is a number of the type
+enum class Factors { Any, Exact };
+inline double factor(int rank, Factors of = Factors::Any) {
+  return (of == Factors::Any ? kFactor : kExactFactor)[static_cast<size_t>(rank) % kFactors];
+}
 inline const void *whole_factor(int rank) { return &kWhole[static_cast<size_t>(rank) % kFactors]; }
 
 // Islands by their lowest rank, ranks in order.
@@ -39,7 +44,8 @@ inline std::vector<std::vector<int>> islands_of(const std::vector<std::string> &
 
 // What all ranks together make of what each was given.
 __attribute__((visibility("default"))) Data reduced(const std::vector<std::vector<int>> &islands, DType t, RedOp op,
-                                                    std::vector<Data> given, size_t elements);
+                                                    std::vector<Data> given, size_t elements,
+                                                    Factors factors = Factors::Any);
 // Any numbers of the type (reduce_test::fill).
 __attribute__((visibility("default"))) void fill(DType t, Data &data, std::mt19937_64 &random);
 // Numbers whose sums and products over seven ranks every type holds exactly, so that it does not matter in which order a library takes

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -86,8 +87,7 @@ TEST(Nccl, SaysWhatItCan) {
         const auto call = static_cast<Call>(c);
         const auto dtype = static_cast<DType>(t);
         const auto op = static_cast<RedOp>(o);
-        const bool smaller = op == RedOp::PremulSum && is_short_ranged(dtype);
-        const bool expected = !reduces(call) || (numbers.count(dtype) && (ops.count(op) || smaller));
+        const bool expected = !reduces(call) || (numbers.count(dtype) && (ops.count(op) || op == RedOp::PremulSum));
         EXPECT_EQ(l->can(call, dtype, op), expected)
             << island_call_name(call) << " " << redop_name(op) << " of " << dtype_name(dtype);
       }
@@ -143,6 +143,54 @@ TEST_P(Collectives, SumNumbersMadeSmaller) {
   });
   EXPECT_EQ(calls("ncclRedOpCreatePreMulSum") - made, static_cast<unsigned long>(world) * 3 * 2);
   EXPECT_EQ(calls("ncclRedOpDestroy") - ended, static_cast<unsigned long>(world) * 3);
+}
+
+// Each rank has a factor of its own. An operation of the library is made once for a factor.
+TEST_P(Collectives, SumNumbersTimesTheFactorsOfTheRanks) {
+  const int world = GetParam();
+  const unsigned long made = calls("ncclRedOpCreatePreMulSum");
+  ranks(world, [](Rank &r) {
+    auto &[rank, size, stream, c, done, value, pinned] = r;
+    const std::pair<DType, std::array<uint64_t, 3>> factors[] = {
+        {DType::Float32, {0x3f800000, 0x40000000, 0x40400000}},  // 1, 2 and 3
+        {DType::Float64, {0x3ff0000000000000, 0x4000000000000000, 0x4008000000000000}},
+        {DType::BFloat16, {0x3f80, 0x4000, 0x4040}},
+        {DType::Float16, {0x3c00, 0x4000, 0x4200}},
+        {DType::Int32, {1, 2, 3}},
+        {DType::UInt8, {1, 2, 3}}};
+    for (const auto &[t, of_ranks] : factors) {
+      const auto by = Reduction::multiplied(of_ranks[static_cast<size_t>(rank)]);
+      const auto all = [&, t = t](double x) { return packed(t, 100, [&](size_t) { return x; }); };
+      const double sum = 2.0 * size * (size + 1) / 2;
+      const Memory from(r, all(2)), to(r, all(0));
+      for (int twice = 0; twice < 2; ++twice) c->all_reduce(from.at(), to.at(), 100, t, by);
+      EXPECT_EQ(to.content(), all(sum)) << dtype_name(t);
+    }
+    MUST(c->status().ok());
+  });
+  EXPECT_EQ(calls("ncclRedOpCreatePreMulSum") - made, static_cast<unsigned long>(world) * 6);
+}
+
+// All of it is one group, which begins with the first call that has something to do.
+TEST_P(Collectives, OfOneGroupAreGivenTogether) {
+  const int world = GetParam();
+  const unsigned long begun = calls("ncclGroupStart"), ended = calls("ncclGroupEnd");
+  ranks(world, [](Rank &r) {
+    auto &[rank, size, stream, c, done, value, pinned] = r;
+    passes_messages_together(r);
+    const Memory given(r, noise(rank, 300));
+    expect_refused(Code::Argument, "rank 7", [&] {
+      together(r, [&] {
+        c->broadcast(given.at(), 300, DType::Int8, 0);
+        c->broadcast(given.at(), 300, DType::Int8, 7);
+      });
+    });
+    EXPECT_EQ(given.content(), noise(0, 300)) << "what was given before the refusal";
+    c->broadcast(given.at(), 1, DType::Int8, 0);
+    MUST(r.drained() && c->status().ok());
+  });
+  EXPECT_EQ(calls("ncclGroupStart") - begun, static_cast<unsigned long>(2 * world));
+  EXPECT_EQ(calls("ncclGroupEnd") - ended, static_cast<unsigned long>(2 * world));
 }
 
 TEST_P(Collectives, MoveBytesOfAnyType) { ranks(GetParam(), moves_bytes_of_any_type); }

@@ -258,6 +258,54 @@ TEST(Proof, AnIslandThatIsAloneNeedsNeitherSlotsNorLinksNorTheHost) {
       }
 }
 
+// A group's calls end in any order, and may run at one time.
+TEST(Proof, CallsThatAreGivenTogetherTouchNothingThatAnotherOneWrites) {
+  struct Touch {
+    plan::Memory memory;
+    uint64_t begin, end;
+  };
+  const auto apart = [](const Touch &x, const Touch &y) {
+    return x.memory != y.memory || x.end <= y.begin || y.end <= x.begin;
+  };
+  size_t groups = 0;
+  const std::vector<uint64_t> bytes{400, 1000, 64, 8}, displ{0, 400, 1400, 1464};
+  const plan::Operands o{displ, bytes, displ, bytes};
+  for (const char *islands : {"AAAA", "NNNN", "NNNo", "NNoo"})
+    for (int c = 0; c < isthmus::kCollectiveCount; ++c)
+      for (int rank = 0; rank < 4; ++rank) {
+        const auto t = world_of(islands);
+        plan::Request r = operation_of(static_cast<Collective>(c), 1000).request;
+        r.root = 1;
+        r.device = t.ranks[static_cast<size_t>(rank)].device != "host";
+        const auto p = plan::plan_collective(t, rank, r);
+        for (const plan::Stage &stage : p->device) {
+          if (!stage.together) continue;
+          ++groups;
+          std::vector<Touch> read, written;
+          const auto touch = [&](const plan::Step &s, const plan::Span &span) {
+            const uint64_t at = plan::span_offset(*p, span, 0, o);
+            return Touch{span.memory, at, at + plan::extent_bytes(s.extent, 0, o)};
+          };
+          std::set<std::pair<IslandCall, int>> messages;
+          for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
+            const plan::Step &s = p->steps[i];
+            if (s.kind != plan::StepKind::Ccl) continue;
+            const bool sends = s.call == IslandCall::Send, receives = s.call == IslandCall::Recv;
+            if (sends || receives) EXPECT_TRUE(messages.insert({s.call, s.peer}).second) << "one each way with each rank";
+            const bool root = s.peer == t.index_of[static_cast<size_t>(rank)];
+            const bool reads = s.call == IslandCall::Broadcast ? root : !receives;
+            const bool writes = s.call == IslandCall::Reduce ? root : !sends;
+            const Touch from = touch(s, p->sources[s.source]), to = touch(s, s.dst);
+            for (const Touch &other : written) EXPECT_TRUE((!reads || apart(from, other)) && (!writes || apart(to, other)));
+            for (const Touch &other : read) EXPECT_TRUE(!writes || apart(to, other)) << plan::explain(*p, t);
+            if (reads) read.push_back(from);
+            if (writes) written.push_back(to);
+          }
+        }
+      }
+  EXPECT_GE(groups, 50u);
+}
+
 // Sizes that two ranks know each are compared before the library is given them: by the host, which opens the gate before the call.
 TEST(Proof, AnIslandThatIsAloneComparesTheSizesOfAnAllToAllAndMovesItWhole) {
   for (const char *hosts : {"xxx", "xyx"}) {
@@ -331,7 +379,8 @@ TEST(Proof, WhatALibraryCannotDoIsPlannedWithoutIt) {
   EXPECT_FALSE(plan::plan_collective(t, 0, r)->device.empty());
   EXPECT_TRUE(plan::plan_collective(t, 2, r)->device.empty());
   r.op = RedOp::PremulSum;
-  EXPECT_EQ(plan::planned_on(t, r).islands[0].ccl, "");
+  EXPECT_EQ(plan::planned_on(t, r).islands[0].ccl, "") << "the bridge adds what each rank has multiplied";
+  EXPECT_EQ(plan::planned_on(world_of("AAA"), r).islands[0].ccl, "library") << "in one";
   r.op = RedOp::Sum;
   for (const auto c : {Collective::AllToAll, Collective::Gather, Collective::Scatter, Collective::AllGatherV,
                        Collective::ReduceScatterV, Collective::GatherV, Collective::ScatterV, Collective::AllToAllV}) {

@@ -226,7 +226,15 @@ std::vector<std::string> planned(const FleetRank &r, isthmus_work_t work) {
     if (!plan::runs_for(p, s, c) || plan::extent_bytes(s.extent, c, op.operands()) == 0) return false;
     return s.kind != plan::StepKind::Move || !place(s.dst, c) || place(p.sources[s.source], c) != place(s.dst, c);
   };
-  const auto step = [&](const plan::Step &s, uint32_t c, const char *stream) {
+  // A group of NCCL's is one thing to a stream, by the name of its first call. HCCL's is a batch of the messages.
+  bool in_group = false;
+  const auto grouped = [&](const plan::Step &s, const char *stream) {
+    const bool nccl = begins(w.library, "nccl"),
+               message = s.call == isthmus::IslandCall::Send || s.call == isthmus::IslandCall::Recv;
+    if (!nccl && !message) return give(function(s.call), stream);
+    if (!std::exchange(in_group, true)) give(function(nccl ? s.call : isthmus::IslandCall::AllToAllV), stream);
+  };
+  const auto step = [&](const plan::Step &s, uint32_t c, const char *stream, bool together) {
     switch (s.kind) {
       case plan::StepKind::Wait:
         if (w.gate && s.mul * c + s.add > 0) give(w.gate, stream);
@@ -236,7 +244,7 @@ std::vector<std::string> planned(const FleetRank &r, isthmus_work_t work) {
         if (works(s, c)) give(w.copy, stream);
         return;
       case plan::StepKind::Ccl:
-        if (works(s, c)) give(function(s.call), stream);
+        if (works(s, c)) together ? grouped(s, stream) : give(function(s.call), stream);
         return;
       default: ADD_FAILURE() << "a step of the device list that is of the host's";
     }
@@ -259,7 +267,8 @@ std::vector<std::string> planned(const FleetRank &r, isthmus_work_t work) {
       }
       went_on = !beside;
       parted |= beside;
-      for (uint32_t i = 0; i < s.steps; ++i) step(p.steps[s.step + i], t - s.skew, beside ? "second" : "first");
+      in_group = false;
+      for (uint32_t i = 0; i < s.steps; ++i) step(p.steps[s.step + i], t - s.skew, beside ? "second" : "first", s.together);
     }
   if (parted) {
     give(w.record, "second");
@@ -320,6 +329,10 @@ const Operation kOperations[] = {
        return isthmus_all_reduce(r.comm, in, out, n, kType, ISTHMUS_SUM, how, work);
      }},
     {"all_reduce without the library", kCount,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_all_reduce(r.comm, in, out, n, ISTHMUS_INT32, ISTHMUS_BXOR, how, work);
+     }},
+    {"all_reduce with factors", kCount,
      [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
        return isthmus_all_reduce(r.comm, in, out, n, kType, ISTHMUS_PREMUL_SUM, how, work);
      }},

@@ -109,10 +109,10 @@ def whole_blocks(comm: isthmus.Comm) -> Any:
 def test_blocks_with_counts_of_one_island_are_its_librarys_whole() -> None:
     for rank, calls in enumerate(run_fleet("nvidia:3", whole_blocks)):
         root, own = rank == 1, "copy a block, input to output"
-        between = [own, "nccl {} of 2 blocks, 2 calls"] if root else ["nccl {} of a block, peer 1 of the group"]
+        between = [own, "nccl {} of 2 blocks, 2 calls together"] if root else ["nccl {} of a block, peer 1 of the group"]
         for name, steps in {
-            "all_gather_v": [own, "nccl broadcast of 3 blocks, 3 calls"],
-            "reduce_scatter_v": ["nccl reduce of 3 blocks, 3 calls"],
+            "all_gather_v": [own, "nccl broadcast of 3 blocks, 3 calls together"],
+            "reduce_scatter_v": ["nccl reduce of 3 blocks, 3 calls together"],
             "gather_v": [step.format("recv" if root else "send") for step in between],
             "scatter_v": [step.format("send" if root else "recv") for step in between],
         }.items():

@@ -45,13 +45,18 @@ def small(dtype: str, count: int, seed: int) -> ref.Array:
     return (values % 2).astype(np.bool_) if dtype == "bool" else values.astype(np.float32).astype(ref.DTYPES[dtype])
 
 
+def whole(dtype: str, rank: int) -> float:
+    return rank + 1.0
+
+
 def cells(family: str) -> list[matrix.Cell]:
     """In turns of both sizes, and in place."""
     found = []
     for collective in (*REDUCING, *MOVING):
         all_of_them = list(matrix.cells(collective, [0]))
         for i, cell in enumerate(one for one in all_of_them if not one.in_place):
-            if collective in ("all_reduce", *MOVING) or (cell.dtype, cell.op) in SERVED[family]:
+            multiplied = family in MULTIPLIES and cell.op == "premul_sum" and (cell.dtype, "sum") in SERVED[family]
+            if collective in ("all_reduce", *MOVING) or (cell.dtype, cell.op) in SERVED[family] or multiplied:
                 found.append(cell._replace(count=COUNTS[i % 2], in_place=i // 2 % 2 == 1))
     return found
 
@@ -67,7 +72,7 @@ def served(comm: isthmus.Comm) -> set[tuple[str, str]]:
 
 
 def every_cell(comm: isthmus.Comm, family: str, labels: Sequence[str]) -> Any:
-    matrix._sample = small  # type: ignore[assignment]
+    matrix._sample, matrix.scale = small, whole  # type: ignore[assignment]
     here: Any = comm if comm.topology()["ranks"][comm.rank]["device"] == "host" else OnDevice(comm)
     for cell in cells(family):
         matrix.run_cell(here, cell, labels)
@@ -82,6 +87,8 @@ def check(found: list[Any], family: str, alone: bool, counts: dict[str, int]) ->
             wanted = {(dtype, op) for dtype, op in wanted if op != "avg"}
         if family not in MULTIPLIES:
             wanted = wanted - {("float16", "avg")}
+        elif name and alone:
+            wanted = wanted | {(dtype, "premul_sum") for dtype, _ in wanted}
         assert by_library == wanted, (rank, name)
     assert [name for name, _ in found[:2]] == [family, family]
     counts[f"{family}, {'an island alone' if alone else 'an island and a host rank'}"] = len(cells(family))

@@ -32,6 +32,7 @@ constexpr std::array<const char *, 5> kLive = {"allocation", "registration", "st
 struct Ledger {
   Guarded<std::map<std::string, std::unique_ptr<Counter>>> counters;
   std::atomic<unsigned long> misuses{0};
+  std::array<std::atomic<unsigned long>, 2> carried{};  // bytes to devices, and from them
   std::array<std::atomic<long>, kLive.size()> live{};
   std::atomic<int> groups{0};
   std::atomic<bool> child{false}, forgiven{false};
@@ -137,6 +138,7 @@ Code misuse(const char *call, Code code, const char *format, ...) {
 
 void born(Live what) noexcept { ledger().live[static_cast<size_t>(what)].fetch_add(1); }
 void died(Live what) noexcept { ledger().live[static_cast<size_t>(what)].fetch_sub(1); }
+void note_carried(bool out, unsigned long bytes) noexcept { ledger().carried[out].fetch_add(bytes); }
 std::atomic<int> &open_groups() noexcept { return ledger().groups; }
 
 bool &in_host_function() noexcept {
@@ -162,7 +164,9 @@ unsigned long rehearsal_calls(const char *name) {
 void rehearsal_reset_calls() {
   const auto counters = ledger().counters.lock();
   for (const auto &[name, c] : *counters) c->calls.store(0);
+  for (auto &bytes : ledger().carried) bytes.store(0);
 }
+unsigned long rehearsal_carried(int out) { return ledger().carried[out != 0].load(); }
 void rehearsal_forgive() { ledger().forgiven.store(true); }
 unsigned long rehearsal_misuses() { return ledger().misuses.load(); }
 size_t rehearsal_live(const char *what) {

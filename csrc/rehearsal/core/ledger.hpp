@@ -71,6 +71,9 @@ REHEARSAL_API void died(Live what) noexcept;
 // The number of groups of calls that are open, in all threads.
 REHEARSAL_API std::atomic<int> &open_groups() noexcept;
 
+// Notes that a copy has carried bytes between the host and a device.
+REHEARSAL_API void note_carried(bool out, unsigned long bytes) noexcept;
+
 // True while the calling thread runs a host function of the program for a stream. There no vendor's function may be called.
 REHEARSAL_API bool &in_host_function() noexcept;
 
@@ -83,6 +86,9 @@ REHEARSAL_API void guard_forks();
 extern "C" {
 REHEARSAL_API unsigned long rehearsal_calls(const char *name);  // of that function, since the last reset
 REHEARSAL_API void rehearsal_reset_calls(void);
+// Bytes that copies have carried from devices to the host (`out` is not 0), or from the host to devices, since the last reset. A library's calls carry
+// none.
+REHEARSAL_API unsigned long rehearsal_carried(int out);
 REHEARSAL_API void rehearsal_forgive(void);  // from now on no fault is injected
 REHEARSAL_API unsigned long rehearsal_misuses(void);
 // How many live of: "allocation", "registration", "stream", "event", "communicator".

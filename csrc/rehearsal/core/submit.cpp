@@ -64,6 +64,7 @@ void carry(Device &d, Queue &q, Way way, size_t bytes, Meanwhile meanwhile) {
   const double rate = way == Way::Out ? s.copy_out_gbps : way == Way::In ? s.copy_in_gbps : s.copy_gbps;
   const int64_t end = rate > 0 ? d.engine(way).reserve(q.ready_ns(), bytes, rate) : 0;
   meanwhile();
+  if (way != Way::Inside) note_carried(way == Way::Out, bytes);
   if (rate > 0) q.end_at(end);
 }
 

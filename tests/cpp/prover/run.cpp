@@ -706,6 +706,7 @@ class Run {
       }
       object("{}: a call with too little", where(a));
     };
+    const bool multiplied = operations_[a.operation].request.op == RedOp::PremulSum;  // each by its rank's factor
     std::vector<Piece> out;
     for (uint64_t at = begin; at < begin + bytes;) {
       uint64_t step = begin + bytes - at;
@@ -719,7 +720,7 @@ class Run {
           object("{}: the library sums what is no contribution: {}", where(a), symbols_.text(content.expression));
         if (!terms.empty() && !content.same_place(first)) object("{}: the library sums different places", where(a));
         first = content;
-        terms.push_back(content.expression);
+        terms.push_back(multiplied ? symbols_.scaled(content.expression) : content.expression);
       }
       first.expression = symbols_.island(std::move(terms));
       if (m.halvings) first.expression = symbols_.smaller(first.expression, m.halvings);
