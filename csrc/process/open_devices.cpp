@@ -52,6 +52,25 @@ std::shared_ptr<device::Stream> OpenDevices::stream(device::Runtime &runtime, in
   return stream;
 }
 
+std::shared_ptr<device::Stream> OpenDevices::own_stream(device::Runtime &runtime, int device, int ordinal) {
+  OpenDevice &d = known(runtime, device);
+  const Lock lock(d.mutex);
+  begin(d);
+  std::erase_if(d.own, [](const OpenDevice::OwnStream &s) { return s.stream.expired(); });
+  OpenDevice::OwnStream *least = nullptr;
+  int many = 0;
+  for (OpenDevice::OwnStream &s : d.own) {
+    if (s.ordinal != ordinal) continue;
+    ++many;
+    if (!least || s.stream.use_count() < least->stream.use_count()) least = &s;
+  }
+  if (many >= kMostOwnStreams)
+    if (auto stream = least->stream.lock()) return stream;
+  std::shared_ptr<device::Stream> stream = runtime.make_stream(device, "isthmus");
+  d.own.push_back({ordinal, stream});
+  return stream;
+}
+
 std::shared_ptr<DeviceScratch> OpenDevices::scratch(device::Runtime &runtime, int device) {
   OpenDevice &d = known(runtime, device);
   const Lock lock(d.mutex);

@@ -30,6 +30,10 @@ class OpenDevices {
   // Stream `number` of this process on that device, while anybody has it. Ranks that are threads on one device need streams of their own:
   // the gate of one rank may wait for what stands on the stream of another rank.
   std::shared_ptr<device::Stream> stream(device::Runtime &runtime, int device, int number);
+  // A stream for the work of one communicator of the process's rank `ordinal` on that device. Such work waits for no other communicator's gate. So many
+  // communicators of a rank have a stream each; further ones share the stream that the fewest have.
+  std::shared_ptr<device::Stream> own_stream(device::Runtime &runtime, int device, int ordinal);
+  static constexpr int kMostOwnStreams = 16;
   std::shared_ptr<DeviceScratch> scratch(device::Runtime &runtime, int device);
   // Where that device finds base() of the arena. The device can reach the arena's staging memory from now on; the memory is registered
   // once. Throws what the runtime throws.
@@ -48,6 +52,11 @@ class OpenDevices {
     int device = -1;
     std::byte *there ISTHMUS_GUARDED_BY(mutex) = nullptr;  // base() of the arena; null: not registered
     std::vector<std::weak_ptr<device::Stream>> streams ISTHMUS_GUARDED_BY(mutex);
+    struct OwnStream {
+      int ordinal;
+      std::weak_ptr<device::Stream> stream;
+    };
+    std::vector<OwnStream> own ISTHMUS_GUARDED_BY(mutex);
     std::weak_ptr<DeviceScratch> scratch ISTHMUS_GUARDED_BY(mutex);
     struct Reached {
       bootstrap::Peer *peer;

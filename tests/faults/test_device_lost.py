@@ -50,23 +50,28 @@ def test_a_killed_rank_of_the_island_is_named_by_all_others_whose_devices_are_fr
 
 
 def test_a_communicator_that_ends_broken_without_work_of_its_own_stops_nobody_elses() -> None:
-    """All communicators of a rank share a stream of the device."""
+    """The seventeenth communicator of one vendor's ranks shares the stream of the first."""
 
     def body(comm: isthmus.Comm) -> bool:
-        pair, idle = comm.split(comm.rank // 2), comm.split(0)
-        x: Any = np.ones(5000, np.float32)
-        x = x if on_host() else DeviceArray.of(x)
-        work = pair.all_reduce(x, "sum", x, async_op=True)
+        more = [comm.split(0) for _ in range(16)]
+        idle = more[-1]
+        x = DeviceArray.of(np.ones(5000, np.float32))
+        work = comm.all_reduce(x, "sum", x, async_op=True)
         idle.abort("not needed")
         idle.destroy()
         work.wait()
-        return bool(((x if on_host() else x.get()) == pair.size).all())
+        return bool((x.get() == comm.size).all())
 
-    assert all(run_fleet("ascend:2,cpu:1", body, switches={"SLOW": "HcclAllReduce:1:900"}))
+    assert all(run_fleet("ascend:2", body, switches={"SLOW": "HcclAllReduce:1:900"}))
 
 
-def test_who_shares_a_stream_that_had_to_be_stopped_is_told_so(tmp_path: Path) -> None:
-    def body(comm: isthmus.Comm, folder: str) -> tuple[str, str, float]:
+@pytest.mark.parametrize("others", [0, 15])
+def test_who_shares_a_stream_that_had_to_be_stopped_is_told_so_and_nobody_else(others: int, tmp_path: Path) -> None:
+    """Communicators of one vendor's ranks have streams of their own, but the seventeenth shares the first one's."""
+
+    def body(comm: isthmus.Comm, folder: str, others: int) -> tuple[str, str, float]:
+        more = [comm.split(0) for _ in range(others)]
+        assert len(more) == others
         pair = comm.split(comm.rank % 2)
         x, y = (DeviceArray.of(np.ones(5000, np.float32)) for _ in range(2))
         pair.all_reduce(y, "sum", y)  # its first call allocates, which would wait for the device with the driver locked
@@ -85,13 +90,16 @@ def test_who_shares_a_stream_that_had_to_be_stopped_is_told_so(tmp_path: Path) -
                 said.append(str(error))
         return said[0], said[1], time.monotonic() - begun
 
-    first, killed, third = run_fleet("ascend:3", body, str(tmp_path), expect={1: -9})
+    first, killed, third = run_fleet("ascend:3", body, str(tmp_path), others, expect={1: -9})
     assert killed is None
     for stands, behind, took in (first, third):
         assert "rank 1" in stands, stands
+        assert took < SOON, took
+        if not others:
+            assert behind == "nothing failed"
+            continue
         # HCCL may have noticed by itself, and say so first; or the other rank of the pair.
         assert "its stream was stopped" in behind or "hccl communicator: " in behind, behind
-        assert took < SOON, took
 
 
 @pytest.mark.parametrize("seconds", [0.06, 0.1, 0.14, 1])

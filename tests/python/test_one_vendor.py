@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import pytest
 
 import devices
 import isthmus
-from devices import DeviceArray, run_fleet, vendor
+from devices import DeviceArray, left_over, on_host, run_fleet, vendor
+from events import until
 from reference import DTYPES
 
 COUNT = 300_000  # elements of float32: no small form, and several chunks where there is a bridge
@@ -155,6 +157,68 @@ def values(comm: isthmus.Comm) -> None:
 @pytest.mark.parametrize("fleet", ["nvidia:3", "amd:2"])
 def test_the_library_multiplies_by_each_ranks_own_factor(fleet: str) -> None:
     run_fleet(fleet, values)
+
+
+def beside_a_gate(comm: isthmus.Comm, told: Path) -> bool:
+    """Whether an operation that crosses was still at its gate when one of the island's alone had ended."""
+    ones = np.ones(COUNT, np.float32)
+    inside = comm.split(0 if comm.rank < 2 else 1)
+    assert inside is not None
+    if on_host():
+        comm.all_reduce(ones.copy())
+        until(lambda: len(list(told.iterdir())) == 2, "the ends of the island's operations")
+        comm.all_reduce(ones)  # the others' gates open behind it
+        return True
+    crossing, block, whole = (DeviceArray.of(np.resize(ones, COUNT * n)) for n in (1, 1, 2))
+    stream = vendor().stream()
+    comm.all_reduce(crossing)  # the first ones may allocate, and allocating waits for the device
+    inside.all_gather(block, whole, stream=stream)
+    vendor().synchronize(stream)
+    late = comm.all_reduce(crossing, async_op=True)
+    inside.all_gather(block, whole, async_op=True, stream=stream, timeout=30).wait()
+    vendor().synchronize(stream)
+    still = not late.done
+    (told / str(comm.rank)).touch()
+    late.wait()
+    vendor().end_stream(stream)
+    return still and bool((crossing.get() == 7).all())
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:2,cpu:1", "amd:2,cpu:1"])
+def test_an_islands_operation_ends_while_another_communicators_gate_is_shut(fleet: str, tmp_path: Path) -> None:
+    """Where the device has queues for both streams: the prefetch of FSDP beside the sum of gradients."""
+    assert run_fleet(fleet, beside_a_gate, tmp_path, switches={"QUEUES": "4"}) == [True] * 3
+
+
+def many_communicators(made: int) -> tuple[int, int, list[float], int]:
+    """Streams that this process has with one communicator and with more, what all gave, and what is left behind them."""
+    with isthmus.init() as comm:
+        engine = ctypes.CDLL("librehearsal.so")
+        engine.rehearsal_live.restype = ctypes.c_size_t
+        before = int(engine.rehearsal_live(b"stream"))
+        x = DeviceArray.of(np.full(COUNT, comm.rank + 1.0, np.float32))
+        parts = [comm.split(0) for _ in range(made)]
+        after = int(engine.rehearsal_live(b"stream"))
+        outs = [DeviceArray.of(np.zeros(COUNT, np.float32)) for _ in parts]
+        works = [part.all_reduce(x, "sum", out, async_op=True) for part, out in zip(parts, outs, strict=True) if part]
+        for work in works:
+            work.wait()
+        sums = [float(out.get()[-1]) for out in outs]
+        for part in parts:
+            if part:
+                part.destroy()
+    left = left_over(made + 1)
+    return before, after, sums, left["stream"]
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:2", "amd:2", "ascend:2"])
+def test_sixteen_communicators_of_one_vendor_have_streams_and_the_others_share_them(fleet: str) -> None:
+    """The second stream, for what the library does not do, is everybody's."""
+    for before, after, sums, left in run_fleet(fleet, many_communicators, 20, init=False):
+        second = 0 if fleet.startswith("ascend") else 1  # a device without gates runs nothing beside
+        assert (before, after) == (1 + second, 16 + second)
+        assert sums == [3.0] * 20
+        assert left == 0
 
 
 def lists() -> dict[str, tuple[Calls, tuple[int, int]]]:

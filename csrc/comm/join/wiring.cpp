@@ -18,8 +18,10 @@ int ordinal_of(const Agreement &agreement, int rank) {
   }));
 }
 
-// Ranks that are threads on one device have two streams each.
-void open_streams(const Invitation &invitation, const Device &device, int ordinal, collective::DeviceExecutorSetup &served) {
+// Ranks that are threads on one device have streams of their own. A rank's communicators share two, but for those whose ranks one library serves: their
+// work is the library's alone, or nearly so, and would wait behind the gates of the others for nothing.
+void open_streams(const Invitation &invitation, const Device &device, const Agreement &agreement,
+                  collective::DeviceExecutorSetup &served) {
   const auto &context = invitation.context;
   if (device.host()) {
     served.runtime = &device::host_runtime();
@@ -33,8 +35,11 @@ void open_streams(const Invitation &invitation, const Device &device, int ordina
     std::byte *arena;
   };
   served.runtime = device.runtime;
-  const auto ours = asked<Ours>(device, invitation.deadline, [context, on = device, ordinal] {
-    return Ours{context->devices().stream(*on.runtime, on.number, 2 * ordinal),
+  const int ordinal = ordinal_of(agreement, invitation.rank);
+  const bool alone = agreement.island && agreement.island->ranks.size() == agreement.ranks.size();
+  const auto ours = asked<Ours>(device, invitation.deadline, [context, on = device, ordinal, alone] {
+    return Ours{alone ? context->devices().own_stream(*on.runtime, on.number, ordinal)
+                      : context->devices().stream(*on.runtime, on.number, 2 * ordinal),
                 context->devices().stream(*on.runtime, on.number, 2 * ordinal + 1),
                 context->devices().scratch(*on.runtime, on.number), context->devices().arena_on(*on.runtime, on.number)};
   });
@@ -172,8 +177,7 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
   invitation.exchange.watch(WatchOverPeers(invitation, agreement, wiring, attempt.trouble()));
   // Before the vote: a rank that waits inside a library would take a rank without a stream for late.
   attempt([&] {
-    if (agreement.island || !device.host())
-      open_streams(invitation, device, ordinal_of(agreement, invitation.rank), wiring.served);
+    if (agreement.island || !device.host()) open_streams(invitation, device, agreement, wiring.served);
   });
   // From here on the other ranks can tell this rank that they fail. A rank that has the ballots knows that all ranks listen.
   wiring.failed_elsewhere = context->ranks().making(offer.blob.index, agreement.ranks[0].epoch);
