@@ -96,7 +96,12 @@ class Hosts:
         return self.start_on((0, 1), [settings or {}] * 2, *arguments, family=family)
 
     def start_on(
-        self, places: Sequence[int], settings: Sequence[Mapping[str, str]], *arguments: str, family: str = "IPv4"
+        self,
+        places: Sequence[int],
+        settings: Sequence[Mapping[str, str]],
+        *arguments: str,
+        family: str = "IPv4",
+        program: Path = RANK,
     ) -> list[Process]:
         """Rank n on host places[n], the first on host 0, with settings[n] in its environment."""
         host = ADDRESSES[family].format(1)
@@ -104,7 +109,7 @@ class Hosts:
         common = {"ISTHMUS_WORLD_SIZE": str(len(places)), "ISTHMUS_ADDRESS": address}
         ranks = []
         for n, (place, own) in enumerate(zip(places, settings, strict=True)):
-            command = ["ip", "netns", "exec", self.names[place], sys.executable, str(RANK), *arguments]
+            command = ["ip", "netns", "exec", self.names[place], sys.executable, str(program), *arguments]
             given = {**os.environ, "ISTHMUS_RANK": str(n), **common, **own}
             pipe = subprocess.PIPE
             ranks.append(subprocess.Popen(command, env=given, stdin=pipe, stdout=pipe, stderr=pipe, text=True))

@@ -318,7 +318,7 @@ Outcome HostExecutor::send(Operation &op, const plan::Step &step, uint32_t c, ui
   f->finished = give_frame;
   mine.in_link.fetch_add(1, std::memory_order_relaxed);
   f->also = nullptr;
-  if (!op.plan->device.empty()) {
+  if (op.plan->waits_for_links) {
     f->also = &op.in_slot[c % std::max(op.plan->slots, 1u)];
     f->also->fetch_add(1, std::memory_order_relaxed);
   }

@@ -21,6 +21,18 @@ void change_access(std::span<const std::span<std::byte>> slots, int access) noex
       ISTHMUS_WARN("ISTHMUS_GUARD_SLOTS: the access to receive slots cannot be changed ({})", std::strerror(errno));
 }
 
+// The place of `q`, which shares memory with this rank or is this rank, among the ranks that do.
+int place_in_memory(const RankCore &core, int q) noexcept {
+  const auto shares = [](const engine::PeerRank &p) { return p.mail != nullptr; };
+  return static_cast<int>(std::count_if(core.peers.begin(), core.peers.begin() + q, shares));
+}
+
+// Whether messages with `q` may go through receive slots: the two share memory, and one of them works on a device.
+bool by_slots(const RankCore &core, int q) noexcept {
+  return q != core.id.rank && core.peers[static_cast<size_t>(q)].mail &&
+         !(core.id.on_host(q) && core.id.on_host(core.id.rank));
+}
+
 }  // namespace
 
 uint64_t PartSizes::slots_of(const Operation &op) const noexcept {
@@ -32,7 +44,7 @@ uint64_t PartSizes::slots_of(const Operation &op) const noexcept {
 void SlotSends::fix(const std::vector<TheirSlots> &theirs) {
   const int rank = core_.id.rank, world = core_.id.world;
   for (int q = 0; q < world; ++q) {
-    if (q == rank || (core_.id.on_host(q) && core_.id.on_host(rank))) continue;
+    if (!by_slots(core_, q)) continue;
     const TheirSlots &there = theirs[static_cast<size_t>(q)];
     if (there.slots == 0) continue;
     Mailbox &mail = *core_.peers[static_cast<size_t>(q)].mail;
@@ -42,14 +54,15 @@ void SlotSends::fix(const std::vector<TheirSlots> &theirs) {
 }
 
 void SlotReceives::fix(uint64_t mine, uint32_t slots) {
-  const int rank = core_.id.rank, world = core_.id.world;
+  const int world = core_.id.world;
   const auto s = table_.lock();
   s->slots.resize(world, slots, sizes_.bytes());
   if (slots == 0) return;
+  const int place = place_in_memory(core_, core_.id.rank);
   for (int q = 0; q < world; ++q) {
-    if (q == rank || (core_.id.on_host(q) && core_.id.on_host(rank))) continue;
-    s->slots.open(q, mine + slots_of(rank, q) * slots * sizes_.bytes(), core_.mail->asked(q, world, core_.cell_bytes),
-                  core_.mail->landed(q, world, core_.cell_bytes));
+    if (!by_slots(core_, q)) continue;
+    s->slots.open(q, mine + slots_of(place, place_in_memory(core_, q)) * slots * sizes_.bytes(),
+                  core_.mail->asked(q, world, core_.cell_bytes), core_.mail->landed(q, world, core_.cell_bytes));
   }
 }
 

@@ -31,7 +31,7 @@ struct TheirSlots {  // the receive slots that another rank has for this one
   std::byte *there = nullptr;  // where this rank's device finds the first
 };
 inline constexpr uint32_t kMostRecvSlots = 32;  // for each rank
-// Which of the parts of rank `owner`'s receive slots is the one for `sender`.
+// Which of the parts of the receive slots of `owner` is the one for `sender`. Both are places among the ranks that share memory.
 constexpr uint64_t slots_of(int owner, int sender) noexcept {
   return static_cast<uint64_t>(sender < owner ? sender : sender - 1);
 }

@@ -11,6 +11,7 @@ namespace isthmus::plan {
 Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan &p)
     : StepWriter(t, all, me, p),
       shared_slots(by_shared_slots(t, p.request.collective)),
+      across_hosts(by_hosts(t, p.request.collective)),
       scaled(is_reduction(p.request.collective) && p.request.op == RedOp::PremulSum),
       devices(topology::has_devices(t)) {
   const bool blocks = traits(request.collective).output == Blocks::OnePerRank;
@@ -69,9 +70,9 @@ void Builder::choose_island_chunk(uint64_t regions) {
     }
   const uint64_t unit = kLine * multiple;
   // A vendor's call costs microseconds, so its chunks are larger than those that fit a processor's caches.
-  // Where all share memory, slots lie in rings of a fixed size (most_ring_bytes).
+  // Where ranks of several islands share memory, slots lie in rings of a fixed size (most_ring_bytes).
   const uint64_t least = lines(kDeviceChunks * kDeviceSlotChunks * request.chunk_bytes);
-  const uint64_t target = std::clamp(request.bytes / 64, least, shared_slots ? least : 2 * least);
+  const uint64_t target = std::clamp(request.bytes / 64, least, shared_slots || across_hosts ? least : 2 * least);
   const uint64_t part = lines(target / std::max<uint64_t>(regions, 1));
   const uint64_t about = std::max<uint64_t>((request.bytes + part - 1) / part, 1);
   // A chunk that is shorter than the others goes piece by piece, a call or two each. In islands of more than two it had better be one piece: so

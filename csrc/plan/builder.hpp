@@ -21,6 +21,7 @@ class Builder : public StepWriter {
   Builder(const topology::Topology &t, const Clusters &all, int me, Plan &p);
 
   const bool shared_slots;  // by_shared_slots()
+  const bool across_hosts;  // by_hosts()
   const bool scaled;        // PREMUL_SUM
   const bool devices;       // some rank's memory can only be reached by its device
   bool stream = false;      // outputs are too large for the caches
@@ -57,6 +58,11 @@ void plan_island_all_gather(Builder &b);
 void plan_shared_all_reduce(Builder &b);
 void plan_shared_broadcast(Builder &b);
 void plan_shared_all_gather(Builder &b);
+// hosts.cpp: any rank, where across_hosts holds
+void plan_hosts_all_reduce(Builder &b);
+// host_moves.cpp: likewise
+void plan_hosts_broadcast(Builder &b);
+void plan_hosts_all_gather(Builder &b);
 // island_calls.cpp
 void plan_island(Builder &b);  // one island with a library and nobody else: its call
 // Adds to the finished plan of a rank the blocks that stay in its island: calls of the library behind the gate of the first chunk.

@@ -41,6 +41,10 @@ struct Clusters {
 // template for it (shared_islands.cpp).
 bool by_shared_slots(const topology::Topology &t, Collective c) noexcept;
 
+// Whether islands, some served by libraries, meet on hosts that are several: on each host by slots that all of its ranks read, and by links
+// between the hosts, where there is a template for it (hosts.cpp).
+bool by_hosts(const topology::Topology &t, Collective c) noexcept;
+
 // One rank's place: its own cluster, and the clusters of the others.
 class Neighbourhood {
  public:

@@ -169,10 +169,16 @@ std::string called_library(const Plan &p, const topology::Topology &planned, con
   return library_of(p, inside_of(whole, p.rank, p.request).empty() ? planned : whole);
 }
 
+// Whether ranks read each other's slots on each of several hosts, whatever islands they are of.
+bool meets_on_hosts(const Plan &p, const topology::Topology &t) {
+  return by_hosts(t, p.request.collective) && !takes_leader_exchange(t, p.request);
+}
+
 std::string bridged_text(const Plan &p, const topology::Topology &t) {
   const std::string library = library_of(p, t);
   return formatted("{}: {} groups, mine has {}{}",
                    by_shared_slots(t, p.request.collective) ? "slots that all read"
+                   : meets_on_hosts(p, t)                   ? "slots inside each host, TCP between hosts"
                    : topology::one_memory(t)                ? "bridged by links in shared memory"
                                                             : "bridged by TCP",
                    t.islands.size(),
@@ -211,8 +217,10 @@ std::string heading(const Plan &p, const topology::Topology &t, const topology::
                                                  is_reduction(r.collective) ? formatted(", {}", redop_name(r.op)) : "");
   if (has_root(r.collective)) text += formatted(", root {}", r.root);
   const bool reaches = !p.device.empty() && p.slot_bytes > 0 && p.slots * p.slot_bytes <= r.reach &&
-                       (t.flat || by_shared_slots(t, r.collective));
-  const char *reached = reaches ? ", and the device reaches all slots" : "";
+                       (!topology::has_libraries(t) || by_shared_slots(t, r.collective) || meets_on_hosts(p, t));
+  const char *reached = !reaches                  ? ""
+                        : topology::one_memory(t) ? ", and the device reaches all slots"
+                                                  : ", and the device reaches the slots of its host";
   text += formatted(
       "\n  path    {}\n",
       t.flat ? formatted("flat: {}{}", p.world == 1 ? "a rank alone" : formatted("{} ranks share memory", p.world), reached)
@@ -240,7 +248,7 @@ std::string cost_line(const Plan &p, const topology::Topology &t, const Volume &
       formatted("  cost    {}copies {}, reduces {}, sends {}", varying ? "a chunk: " : "", size_text(chunk.moved * n),
                 size_text(chunk.reduced * n), size_text(varying ? chunk.sent : p.link_bytes));
   if (!t.flat && t.islands.size() > 1 && p.request.collective == Collective::AllReduce &&
-      !by_shared_slots(t, p.request.collective))
+      !by_shared_slots(t, p.request.collective) && !meets_on_hosts(p, t))
     text += formatted("; all links together at least {} ({} groups), time at least T* = {:.3g} x {} / rate",
                       size_text(2 * (t.islands.size() - 1) * p.request.bytes), t.islands.size(), bridge_time(t.weights),
                       size_text(p.request.bytes));
@@ -321,7 +329,7 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
                 ? json(nullptr)
                 : json{{"copied", v.moved}, {"reduced", v.reduced}, {"sent", v.sent}, {"received", v.received}}}});
     }
-  if (!t.flat && t.islands.size() > 1 && !by_shared_slots(t, plan.request.collective))
+  if (!t.flat && t.islands.size() > 1 && !by_shared_slots(t, plan.request.collective) && !meets_on_hosts(plan, t))
     out["bridge"] = {{"shares", bridge_shares(t.weights)}, {"time", bridge_time(t.weights)}};
   if (has_leader_exchange(t, r.collective) && r.bytes > 0) {
     out["form"] = takes_leader_exchange(t, r) ? "leader exchange" : "pieces";

@@ -9,6 +9,7 @@ namespace isthmus::plan {
 // once, whatever the number of clusters. A small message goes whole to the first rank of each cluster.
 void plan_broadcast(Builder &b) {
   if (b.shared_slots) return plan_shared_broadcast(b);
+  if (b.across_hosts && b.request.bytes > b.request.small_bytes) return plan_hosts_broadcast(b);
   if (b.library) return plan_island_broadcast(b);
   b.libraries() ? b.choose_island_chunk() : b.choose_chunk(1);
   const int root = b.request.root;
@@ -94,6 +95,7 @@ void plan_broadcast(Builder &b) {
 // Between clusters a block crosses once into every other cluster, to a member that shares the block. The members take turns.
 void plan_all_gather(Builder &b) {
   if (b.shared_slots) return plan_shared_all_gather(b);
+  if (b.across_hosts) return plan_hosts_all_gather(b);
   if (b.library) return plan_island_all_gather(b);
   const size_t g = b.cluster, clusters = b.others + 1, world = static_cast<size_t>(b.world);
   uint64_t regions = 1;

@@ -189,12 +189,13 @@ struct Plan {
   uint64_t chunk = 0;   // bytes of a chunk (of a block), multiple of 64 but for a single short one
   uint32_t chunks = 1;  // C for collectives of equal counts. v-collectives: the least C; chunks_of() gives that of a launch
   uint32_t max_skew = 0;
-  uint32_t slots = 0;           // slots of ring and scratch. The plan uses a ring where slot_bytes > 0
-  uint64_t slot_bytes = 0;      // ring memory needed: slots * slot_bytes
-  uint64_t device_bytes = 0;    // memory on the device
-  uint64_t scratch_stride = 0;  // scratch memory needed: max(slots,1) * scratch_stride
-  bool uses_links = false;      // has Send or Recv steps, or sends sizes
-  bool host_in_slots = false;   // the host list reads or writes slots
+  uint32_t slots = 0;            // slots of ring and scratch. The plan uses a ring where slot_bytes > 0
+  uint64_t slot_bytes = 0;       // ring memory needed: slots * slot_bytes
+  uint64_t device_bytes = 0;     // memory on the device
+  uint64_t scratch_stride = 0;   // scratch memory needed: max(slots,1) * scratch_stride
+  bool uses_links = false;       // has Send or Recv steps, or sends sizes
+  bool host_in_slots = false;    // the host list reads or writes slots
+  bool waits_for_links = false;  // has Taken steps
   // Sizes that only sender and receiver know (all_to_all_v). Before the first step of the host list the engine compares them with every rank
   // that shares memory, as each rank has published its sizes. Frames carry their size, so links need no such look. Blocks that a library is to
   // move are the exception (sizes_by_links): ranks of its island that share no memory send each other the sizes first.

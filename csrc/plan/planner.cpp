@@ -108,6 +108,7 @@ void plan_bridged(Builder &b) {
   switch (b.request.collective) {
     case Collective::AllReduce:
       if (b.shared_slots) return plan_shared_all_reduce(b);
+      if (b.across_hosts && b.request.bytes > b.request.small_bytes) return plan_hosts_all_reduce(b);
       return b.library ? plan_island_all_reduce(b) : plan_all_reduce(b);
     case Collective::Reduce: return plan_reduce(b);
     case Collective::Broadcast: return plan_broadcast(b);

@@ -12,7 +12,7 @@
 //   kTaken      the device has read what it took
 #include <algorithm>
 
-#include "plan/builder.hpp"
+#include "plan/takes.hpp"
 
 namespace isthmus::plan {
 namespace {
@@ -22,47 +22,6 @@ namespace {
 // has to be earlier than the turn of that gate.
 constexpr uint32_t kTurn = 1, kAhead = 3;
 static_assert(kLeastIslandSlots > 2 * kAhead - kTurn && kLeastIslandSlots >= 2 * kAhead);
-
-// What a rank that a library serves takes out of the slots of others.
-class Takes {
- public:
-  explicit Takes(Builder &b) : b_(b), reaches_(b.plan.slots * b.plan.slot_bytes <= b.request.reach) {}
-  void add(int from, const Extent &e, uint64_t at, Span to) {
-    if (e.length > 0) takes_.push_back({from, e, at, reaches_ ? 0 : b_.need_scratch(e.length), to});
-  }
-  bool any() const noexcept { return !takes_.empty(); }
-  // Of the host list: what is to be taken has come.
-  void arrive(uint8_t counter = kCopied) const {
-    for (const Take &t : takes_) {
-      b_.wait(t.from, counter);
-      if (!reaches_) b_.move(t.extent, b_.ring(t.from, t.at), Builder::scratch(t.scratch));
-    }
-  }
-  // Of the device list.
-  void copy() const {
-    for (const Take &t : takes_) b_.move(t.extent, reaches_ ? b_.ring(t.from, t.at) : Builder::scratch(t.scratch), t.to);
-  }
-
- private:
-  struct Take {
-    int from;
-    Extent extent;
-    uint64_t at, scratch;
-    Span to;
-  };
-  Builder &b_;
-  const bool reaches_;
-  std::vector<Take> takes_;
-};
-
-size_t cluster_of(const Builder &b, int q) { return b.clusters.of[static_cast<size_t>(q)]; }
-bool served(const Builder &b, int q) { return b.clusters.library[cluster_of(b, q)]; }
-
-// In an all_reduce: the part of a chunk whose contribution lies in the slot of rank q, from the beginning of the slot. A rank that no library
-// serves has its own contribution to the whole chunk. The others have the library's sum of their piece.
-Range given_by(const Builder &b, int q) {
-  return served(b, q) ? piece_at(b, cluster_of(b, q), b.clusters.at[static_cast<size_t>(q)]) : b.whole();
-}
 
 // Calls f(range, sources, ends) for every range of `part` within which the contributions lie in the same slots. Sources stand island by island
 // and rank by rank. own(range): where this rank's contribution lies.

@@ -4,10 +4,12 @@
 // output never leaves the device.
 //
 // THROUGH THE RINGS. Where the device reaches the rings (Request::reach), no processor touches what is only moved. The device writes the rank's
-// slot and reads the slots of the others; the host list only says when. The host list then differs from that of a host rank in three places:
+// slot and reads the slots of the others; the host list only says when. The host list then differs from that of a host rank in four places:
 //   - where the host would have copied into the slot, it waits for the device's copy;
 //   - what its copies out of slots waited for comes before the gate;
-//   - what it posted behind these copies comes when the device has taken the chunk.
+//   - what it posted behind these copies comes when the device has taken the chunk;
+//   - a frame of bytes that also lie in the rank's slot is sent from the slot, so nothing stands for these bytes. Before the slot is filled again
+//     the links have taken what was sent of it (Taken).
 //
 // ORDER. Chunk c is copied in `ahead` chunks before it is copied out. The device is given, for every c in turn: copy out (c - ahead), copy in
 // (c). As one queue, the device waits at the gate of chunk c - ahead having staged all chunks before c.
@@ -63,6 +65,44 @@ bool out_of_slot(const Plan &p, const Step &s) {
 }
 bool for_reuse(const Step &s) { return s.kind == StepKind::Wait && s.add <= 0; }
 
+// A result goes to the slot, and the device takes it from there.
+bool result_in_slot(const Step &s) {
+  return s.kind == StepKind::Reduce && !s.partial && s.has_copy && s.dst.memory == Memory::Ring &&
+         s.copy.memory == Memory::Output;
+}
+
+// Where bytes of the user's memory also lie in this rank's slot when frames are sent: those that are copied into the slot, or come out of it.
+class InSlot {
+ public:
+  explicit InSlot(const Plan &p) {
+    for (const Step &s : p.steps) {
+      if (into_slot(p, s)) places_.push_back({p.sources[s.source], s.dst.base, s.extent.length});
+      else if (out_of_slot(p, s) && p.sources[s.source].rank < 0)
+        places_.push_back({s.dst, p.sources[s.source].base, s.extent.length});
+      else if (result_in_slot(s)) places_.push_back({s.copy, s.dst.base, s.extent.length});
+    }
+  }
+  // Lets the frames that can be sent from the slot be sent from there.
+  void send_from_there(Plan &p) const {
+    for (const Step &s : p.steps) {
+      if (s.kind != StepKind::Send || s.token) continue;
+      Span &from = p.sources[s.source];
+      const auto at = std::find_if(places_.begin(), places_.end(), [&](const InSlotPlace &x) {
+        return x.user.memory == from.memory && x.user.block == from.block && x.user.base <= from.base &&
+               from.base + s.extent.length <= x.user.base + x.bytes;
+      });
+      if (at != places_.end()) from = {Memory::Ring, -1, 0, at->slot + (from.base - at->user.base), 0, false};
+    }
+  }
+
+ private:
+  struct InSlotPlace {
+    Span user;
+    uint64_t slot, bytes;
+  };
+  std::vector<InSlotPlace> places_;
+};
+
 // What the device does with the rings, taken out of the host list.
 struct Direct {
   std::vector<Step> in, out, reuse, after;
@@ -71,6 +111,7 @@ struct Direct {
 // Takes the moves through slots out of the host list, with what was posted behind them.
 Direct take_out(Plan &p) {
   Direct d;
+  InSlot(p).send_from_there(p);
   std::vector<Step> steps;
   const bool fills = std::any_of(p.steps.begin(), p.steps.end(), [&](const Step &s) { return into_slot(p, s); });
   for (Stage &stage : p.host) {
@@ -85,11 +126,10 @@ Direct take_out(Plan &p) {
         taken = true;
       } else if (fills && for_reuse(s)) {
         d.reuse.push_back(s);
-      } else if (taken && s.kind == StepKind::Post) {
+      } else if (taken && s.kind == StepKind::Post && s.counter == kConsumed) {
         d.after.push_back(s);
       } else {
-        if (s.kind == StepKind::Reduce && !s.partial && s.has_copy && s.dst.memory == Memory::Ring &&
-            s.copy.memory == Memory::Output) {  // the result goes to the slot, and the device takes it from there
+        if (result_in_slot(s)) {
           Step &out = d.out.emplace_back();
           out.kind = StepKind::Move;
           out.extent = s.extent;
@@ -200,23 +240,25 @@ struct Turns {
   bool reuses = false;   // a slot is filled more than once
   bool through = false;  // the device copies through the rings
   bool answers = false;  // readers post that they have read a slot
-  bool sends = false;    // links read shadows
+  bool sends = false;    // links read shadows, or slots that the device fills
 
   Turns(const Builder &b, const Plan &p) {
     for (const Stage &s : p.host) last = std::max(last, s.skew);
     reuses = p.chunks == 0 || p.chunks > p.slots;
-    const auto any = [&p](auto is) { return std::any_of(p.steps.begin(), p.steps.end(), is); };
-    const bool links = any([](const Step &x) { return x.kind == StepKind::Send || x.kind == StepKind::Recv; });
-    const bool reaches = !links && p.slot_bytes > 0 && p.slots * p.slot_bytes <= b.request.reach;
-    answers = any([](const Step &x) { return x.kind == StepKind::Post && x.counter == kConsumed; });
+    const bool reaches = p.slot_bytes > 0 && p.slots * p.slot_bytes <= b.request.reach;
+    answers = std::any_of(p.steps.begin(), p.steps.end(),
+                          [](const Step &x) { return x.kind == StepKind::Post && x.counter == kConsumed; });
     through = reaches && (!reuses || p.slots >= last + (answers ? 3 : 2));
   }
   // After the moves through slots were taken out. One turn more gives the links time to take what they were given last, where there are
   // slots for it.
   void wait_for_links(const Plan &p) {
-    for (const Step &s : p.steps)
-      if (s.kind == StepKind::Send && !s.token && of_user(p.sources[s.source])) sends = true;
-    if (sends && reuses && last + 2 <= p.slots) ++last;
+    for (const Step &s : p.steps) {
+      if (s.kind != StepKind::Send || s.token) continue;
+      const Span &from = p.sources[s.source];
+      if (of_user(from) || (through && from.memory == Memory::Ring)) sends = true;
+    }
+    if (sends && reuses && last + 1 + (through ? answers ? 3 : 2 : 1) <= p.slots) ++last;
   }
   // By how many chunks the device copies in before it copies out.
   uint32_t ahead(const Plan &p) const {

@@ -192,6 +192,8 @@ void StepWriter::finish() {
       plan.host_in_slots = plan.host_in_slots || touches;
     }
   plan.uses_links = plan.sizes_by_links;
+  const auto waits = [](const Step &s) { return s.kind == StepKind::Taken; };
+  plan.waits_for_links = std::any_of(plan.steps.begin(), plan.steps.end(), waits);
   for (const Step &s : plan.steps) plan.uses_links = plan.uses_links || s.kind == StepKind::Send || s.kind == StepKind::Recv;
   if (plan.slot_bytes == 0 && plan.scratch_stride == 0) plan.slots = 0;
 }

@@ -64,7 +64,7 @@ class StepWriter : public PlanMemory {
   void wait(int peer, uint8_t counter, const Extent &guard);  // the same, where there is something to wait for
   void wait_reuse(int peer, uint8_t counter);                 // for c + 1 - slots: the slot's last use is over
   void wait_reuse(int peer, uint8_t counter, const Extent &guard);
-  void finish();  // drops empty stages; sets max_skew, uses_links, host_in_slots and slots
+  void finish();  // drops empty stages; sets max_skew, uses_links, host_in_slots, waits_for_links and slots
 
  private:
   Step &step(StepKind kind);

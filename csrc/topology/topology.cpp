@@ -69,12 +69,7 @@ std::string name_of(const Topology &t, const Island &i) {
 }  // namespace
 
 bool one_memory(const Topology &t) noexcept {
-  bool one_island = true;
-  for (const RankInfo &r : t.ranks) {
-    if (r.host != t.ranks[0].host) return false;
-    one_island = one_island && island_name(r) == island_name(t.ranks[0]);
-  }
-  return one_island || t.bridge != Bridge::Tcp;
+  return std::all_of(t.memory_of.begin(), t.memory_of.end(), [](int first) { return first == 0; });
 }
 
 double bridge_rate(const Topology &t, int rank) noexcept {
@@ -117,7 +112,8 @@ uint64_t digest_of(const Topology &t) noexcept {
     for (int i = 0; i < 8; ++i) h = (h ^ ((v >> (8 * i)) & 0xff)) * 1099511628211ull;
   };
   add(t.ranks.size());
-  add((t.flat ? 1 : 0) | (has_devices(t) ? 2 : 0) | (one_memory(t) ? 4 : 0));
+  add((t.flat ? 1 : 0) | (has_devices(t) ? 2 : 0));
+  for (const int first : t.memory_of) add(static_cast<uint64_t>(first));
   for (size_t i = 0; i < t.islands.size(); ++i) {
     add(t.islands[i].ranks.size());
     for (int r : t.islands[i].ranks) add(static_cast<uint64_t>(r));
@@ -130,6 +126,25 @@ uint64_t digest_of(const Topology &t) noexcept {
   return h;
 }
 
+namespace {
+
+bool on_one_host(const std::vector<RankInfo> &ranks) noexcept {
+  return std::all_of(ranks.begin(), ranks.end(), [&](const RankInfo &r) { return r.host == ranks[0].host; });
+}
+
+// By rank: the first rank that shares memory with it.
+std::vector<int> memories_of(const std::vector<RankInfo> &ranks, Bridge bridge) {
+  std::map<std::pair<std::string, std::string>, int> known;
+  std::vector<int> first;
+  for (const RankInfo &r : ranks) {
+    const std::pair key{r.host, bridge == Bridge::Tcp ? island_name(r) : std::string()};
+    first.push_back(known.try_emplace(key, static_cast<int>(first.size())).first->second);
+  }
+  return first;
+}
+
+}  // namespace
+
 Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge) {
   if (ranks.empty()) fail(Code::Argument, "a topology needs at least one rank");
   if (bridge == Bridge::Shm) check_shm_bridge(ranks);
@@ -139,25 +154,30 @@ Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge) {
   const size_t world = t.ranks.size();
   t.island_of.resize(world);
   t.index_of.resize(world);
+  t.memory_of = memories_of(t.ranks, bridge);
+  const bool one_host = on_one_host(t.ranks);
+  // What parts ranks that no library serves, beside their hosts.
+  const auto part_of = [&](const RankInfo &r) {
+    if (bridge == Bridge::Tcp) return island_name(r);
+    return one_host || !r.ccl.empty() ? r.island : std::string();
+  };
   std::map<std::tuple<std::string, std::string, std::string>, int> known;
-  bool one_host = true, one_island = true, libraries = false;
+  bool libraries = false;
   for (size_t r = 0; r < world; ++r) {
     const RankInfo &info = t.ranks[r];
-    one_host = one_host && info.host == t.ranks[0].host;
-    one_island = one_island && island_name(info) == island_name(t.ranks[0]);
     libraries = libraries || !info.ccl.empty();
-    const auto [at, fresh] = known.try_emplace(
-        {bridge == Bridge::Tcp ? island_name(info) : info.island, info.ccl.empty() ? info.host : std::string(), info.ccl},
-        static_cast<int>(t.islands.size()));
+    const auto [at, fresh] = known.try_emplace({part_of(info), info.ccl.empty() ? info.host : std::string(), info.ccl},
+                                               static_cast<int>(t.islands.size()));
     if (fresh) t.islands.push_back({info.island, info.host, {}, info.ccl, info.ccl_table});
     Island &island = t.islands[static_cast<size_t>(at->second)];
+    if (island.label != info.island) island.label.clear();
     island.ccl_table.keep(info.ccl_table);
     auto &members = island.ranks;
     t.island_of[r] = at->second;
     t.index_of[r] = static_cast<int>(members.size());
     members.push_back(static_cast<int>(r));
   }
-  t.flat = one_host && !libraries && (one_island || bridge != Bridge::Tcp);
+  t.flat = one_memory(t) && !libraries;
   t.weights.assign(t.islands.size(), 1.0);
   t.digest = digest_of(t);
   return t;
@@ -183,8 +203,11 @@ Topology dissolve(const Topology &t, const std::vector<bool> &keep) {
     weigh(out);
     return out;
   }
-  for (size_t i = 0; i < out.islands.size(); ++i)
-    out.weights[i] = t.weights[static_cast<size_t>(t.island_of[static_cast<size_t>(out.islands[i].ranks[0])])];
+  for (size_t i = 0; i < out.islands.size(); ++i) {
+    const auto weight_of = [&](int rank) { return t.weights[static_cast<size_t>(t.island_of[static_cast<size_t>(rank)])]; };
+    out.weights[i] = weight_of(out.islands[i].ranks[0]);
+    for (const int rank : out.islands[i].ranks) out.weights[i] = std::min(out.weights[i], weight_of(rank));
+  }
   out.digest = digest_of(out);
   return out;
 }

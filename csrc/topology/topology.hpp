@@ -1,7 +1,8 @@
 // Who is where: what every rank tells the others, and the islands that follow from it. Pure data.
 //
 // An *island* is what the planner treats as one unit: the ranks on one host that share memory and have one label. Ranks without a label
-// are told apart by the names of their islands only where the bridge is "tcp", which parts those.
+// are told apart by the names of their islands only where the bridge is "tcp", which parts those. Where the ranks stand on several hosts and the
+// bridge is not "tcp", labels part nothing: ranks of one host share memory, whatever else the communicator holds, so they are one island.
 // Islands are ordered by their lowest rank, ranks in an island by number. When every rank of the communicator shares memory
 // with every other (one host, bridge not "tcp"), the plan is flat: all ranks read each other's slots, and islands only say
 // the order of the sums.
@@ -61,6 +62,7 @@ struct Topology {
   std::vector<Island> islands;  // ordered by lowest rank
   std::vector<int> island_of;   // rank -> index into islands
   std::vector<int> index_of;    // rank -> index inside its island
+  std::vector<int> memory_of;   // rank -> the first rank that shares memory with it, whatever libraries serve the two
   bool flat = true;             // every two ranks share memory and the bridge may use it
   std::vector<double>
       weights;            // by island: relative rate of its bridge, all 1 unless measured or declared; agreed on all ranks
@@ -79,11 +81,15 @@ uint64_t digest_of(const Topology &t) noexcept;
 // Throws Error(Config) where bridge is Shm and ranks of two islands are on different hosts.
 Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge);
 // `t` without the libraries of the islands for which keep[island] is false: what their ranks share makes the new islands, as of ranks
-// that never had a library. Those keep the weight of the island that they come from.
+// that never had a library. Those have the least weight of the islands that their ranks come from.
 Topology dissolve(const Topology &t, const std::vector<bool> &keep);
 // Whether an island of `t` is served by a library.
 bool has_libraries(const Topology &t) noexcept;
-// Whether every two ranks share memory and the bridge may use it, whatever libraries serve them.
+// Whether the two ranks share memory and the bridge may use it, whatever libraries serve them.
+inline bool share_memory(const Topology &t, int a, int b) noexcept {
+  return t.memory_of[static_cast<size_t>(a)] == t.memory_of[static_cast<size_t>(b)];
+}
+// The same of every two ranks.
 bool one_memory(const Topology &t) noexcept;
 // Whether the memory of a rank of `t` is that of a device.
 bool has_devices(const Topology &t) noexcept;

@@ -160,6 +160,41 @@ TEST_P(LongMessagesOnOneHost, HoldOnIslandsWithLibraries) {
             }
 }
 
+// Islands that meet on several hosts: some of one host each, some on two, ranks of no island, hosts of one rank. Long messages too, so that slots are
+// used again; all devices reach the slots of their host, or some, or none.
+class IslandsThatMeetOnHosts : public testing::TestWithParam<std::pair<const char *, const char *>> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, IslandsThatMeetOnHosts,
+                         testing::Values(std::pair{"NNOOPPQQ", "xxxxyyyy"}, std::pair{"NNOO", "xyxy"},
+                                         std::pair{"NOON", "xxyy"}, std::pair{"NNOOpa", "xyxyxy"}, std::pair{"AAb", "xyx"},
+                                         std::pair{"NNa", "xxy"}, std::pair{"NNaO", "xyyx"}, std::pair{"NNNOOb", "xxyyyz"},
+                                         std::pair{"NNOOOaop", "xyzxyxyz"}, std::pair{"AAABBcdC", "xyzzyxyz"}));
+TEST_P(IslandsThatMeetOnHosts, UseTheSlotsOfTheirHostsAndLinksBetweenHostsAlone) {
+  const auto [islands, hosts] = GetParam();
+  const auto t = world_of(islands, hosts, topology::Bridge::Auto);
+  int combination = 0;
+  for (Collective c : {Collective::AllReduce, Collective::Broadcast, Collective::AllGather})
+    for (uint64_t bytes : {68, 1000, 32 * 1024, 65'540})
+      for (auto [redop, dtype] :
+           {std::pair{RedOp::Sum, DType::Float32}, {RedOp::Avg, DType::BFloat16}, {RedOp::Avg, DType::Float16}})
+        for (uint32_t slots : {2, 6, 9})
+          for (bool in_place : {false, true})
+            for (int root = 0; root < (c == Collective::Broadcast ? t.size() : 1); ++root)
+              for (uint64_t who : {~uint64_t{0}, uint64_t{0xaaaaaaaaaaaaaaaa}, uint64_t{0}}) {
+                if (combination++ % std::max(kOneIn, 5)) continue;
+                Operation op = operation_of(c, bytes, 64, slots);
+                op.in_place = in_place;
+                op.request.root = root;
+                op.request.dtype = dtype;
+                op.request.op = redop;
+                op.request.reach = kReach;
+                Options options;
+                options.reaching = who;
+                const Operation twice[] = {op, op};
+                const Verdict v = prove(t, twice, options);
+                ASSERT_TRUE(v.ok) << name_of(islands, op) << " on " << hosts << ", root " << root << ": " << v.text;
+              }
+}
+
 // On one host the devices move what is only moved: the host list of a rank with a device waits and posts, and neither copies nor gives a link
 // anything. A sum is one reduction of what lies in slots, and of the rank's own part. Between islands with libraries two of the sums go by links.
 TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
@@ -222,6 +257,74 @@ TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
           EXPECT_EQ(reduced, chunk) << islands << " " << collective_name(collective) << ": each byte by one rank";
         }
       }
+  }
+}
+
+// The same inside each host of several. What the host lists still do is to give links what goes to another host, out of slots and into slots.
+TEST(Proof, ASecondHostChangesNothingForRanksOfOneHost) {
+  struct World {
+    const char *islands, *hosts;
+  };
+  for (const auto &[islands, hosts] : {World{"NNOOPPQQ", "xxxxyyyy"}, World{"NNOO", "xyxy"}, World{"NOnoNO", "xxxyyy"},
+                                       World{"nono", "xxyy"}, World{"nnoo", "xyxy"}, World{"nop", "xxy"}}) {
+    const auto t = world_of(islands, hosts, topology::Bridge::Auto);
+    for (int c = 0; c < kProved; ++c)
+      for (const uint64_t bytes : {uint64_t{1000}, uint64_t{100'000}})
+        for (int rank = 0; rank < t.size(); ++rank) {
+          const auto collective = static_cast<Collective>(c);
+          plan::Request r = operation_of(collective, bytes, 256, 6).request;
+          r.small_bytes = 0;
+          r.device = true;
+          r.reach = kReach;
+          const bool sums = collective == Collective::Reduce || collective == Collective::ReduceScatter ||
+                            collective == Collective::ReduceScatterV;
+          if (sums && topology::has_libraries(plan::planned_on(t, r))) continue;
+          const auto p = plan::plan_collective(t, rank, r);
+          SCOPED_TRACE(std::string(islands) + " on " + hosts + ", " + collective_name(collective) + " of " +
+                       std::to_string(bytes) + ", rank " + std::to_string(rank) + "\n" + plan::explain(*p, t));
+          for (const plan::Stage &stage : p->host)
+            for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
+              const plan::Step &s = p->steps[i];
+              EXPECT_NE(s.kind, plan::StepKind::Move) << "a processor copies";
+              if (s.kind != plan::StepKind::Send && s.kind != plan::StepKind::Recv) continue;
+              EXPECT_NE(t.ranks[static_cast<size_t>(s.peer)].host, t.ranks[static_cast<size_t>(rank)].host) << "a frame";
+            }
+        }
+  }
+}
+
+// Bytes over links, of the whole communicator, for messages of n. Between two hosts nothing crosses twice, and nothing at all where an island's
+// library spreads it.
+TEST(Proof, BetweenTwoHostsOnlySumsOfAHostAndWhatItNeedsCross) {
+  struct World {
+    const char *islands, *hosts;
+    uint64_t all_reduce, broadcast, all_gather;  // times n
+  };
+  const World worlds[] = {
+      {"NNOOPPQQ", "xxxxyyyy", 2, 1, 8},  // two islands on each host: else each of the other three islands gets all of it
+      {"NNOO", "xyxy", 0, 0, 0},          // two islands on both hosts, side by side
+      {"NNOOOO", "xyxxyy", 0, 0, 0},      // whose pieces are not alike, but begin and end on one host
+      {"NNOO", "xyyx", 2, 0, 0},          // not side by side: a piece is summed of two hosts
+      {"NNa", "xyx", 1, 1, 1},  // a rank on the first host, which has half of the sum, and gives half of the numbers
+  };
+  constexpr uint64_t n = 96 * 1024;
+  for (const World &w : worlds) {
+    const auto t = world_of(w.islands, w.hosts, topology::Bridge::Auto);
+    const auto crosses = [&](Collective c, int root) {
+      uint64_t sum = 0;
+      for (int rank = 0; rank < t.size(); ++rank) {
+        plan::Request r = operation_of(c, n, 256, 6).request;
+        r.root = root;
+        r.device = t.ranks[static_cast<size_t>(rank)].device != "host";
+        r.reach = kReach;
+        sum += plan::plan_collective(t, rank, r)->link_bytes;
+      }
+      return sum;
+    };
+    SCOPED_TRACE(std::string(w.islands) + " on " + w.hosts);
+    EXPECT_EQ(crosses(Collective::AllReduce, 0), w.all_reduce * n);
+    EXPECT_EQ(crosses(Collective::Broadcast, 1), w.broadcast * n);
+    EXPECT_EQ(crosses(Collective::AllGather, 0), w.all_gather * n);
   }
 }
 

@@ -22,8 +22,8 @@ std::vector<RankInfo> ranks_of(const std::string &islands, const std::string &ho
   return ranks;
 }
 
-TEST(Topology, GroupsAreIslandTimesHostOrderedByLowestRank) {
-  const Topology t = make_topology(ranks_of("baab", "xxyx"), Bridge::Auto);
+TEST(Topology, WhereTcpPartsIslandsGroupsAreIslandTimesHostOrderedByLowestRank) {
+  const Topology t = make_topology(ranks_of("baab", "xxyx"), Bridge::Tcp);
   ASSERT_EQ(t.islands.size(), 3u);
   EXPECT_EQ(t.islands[0].ranks, (std::vector<int>{0, 3}));
   EXPECT_EQ(t.islands[0].label, "b");
@@ -32,6 +32,23 @@ TEST(Topology, GroupsAreIslandTimesHostOrderedByLowestRank) {
   EXPECT_EQ(t.island_of, (std::vector<int>{0, 1, 2, 0}));
   EXPECT_EQ(t.index_of, (std::vector<int>{0, 0, 0, 1}));
   EXPECT_EQ(t.weights, (std::vector<double>{1, 1, 1}));
+}
+
+TEST(Topology, RanksOfOneHostShareMemoryWhateverElseTheCommunicatorHolds) {
+  auto ranks = ranks_of("baab", "xxyx");
+  Topology t = make_topology(ranks, Bridge::Auto);
+  ASSERT_EQ(t.islands.size(), 2u) << "labels part nothing on several hosts";
+  EXPECT_EQ(t.islands[0].ranks, (std::vector<int>{0, 1, 3}));
+  EXPECT_EQ(t.islands[0].label, "") << "of several labels";
+  EXPECT_EQ(t.islands[1].label, "a");
+  EXPECT_EQ(t.memory_of, (std::vector<int>{0, 0, 2, 0}));
+  EXPECT_FALSE(one_memory(t));
+  EXPECT_EQ(make_topology(ranks, Bridge::Tcp).memory_of, (std::vector<int>{0, 1, 2, 0}));
+  for (const size_t r : {0, 3}) ranks[r].ccl = "nccl";
+  t = make_topology(ranks, Bridge::Auto);
+  EXPECT_EQ(t.islands.size(), 3u) << "but a library serves ranks of one label";
+  EXPECT_EQ(t.memory_of, (std::vector<int>{0, 0, 2, 0}));
+  EXPECT_NE(t.digest, make_topology(ranks, Bridge::Tcp).digest);
 }
 
 TEST(Topology, OneHostIsFlatUnlessTcpIsForcedBetweenIslands) {
@@ -189,7 +206,7 @@ TEST(Topology, TheLastBitOfASlowestRanksRateIsInTheDigest) {
   for (size_t r = 0; r < ranks.size(); ++r) ranks[r].rates = rates_with(0, 1e9 / (3.0 + static_cast<double>(r)));
   Topology first = make_topology(ranks, Bridge::Auto);
   apply_profiles(first);
-  ranks[7].rates = rates_with(0, std::nextafter(1e9 / 10.0, 0.0));  // the slowest of b
+  ranks[7].rates = rates_with(0, std::nextafter(1e9 / 10.0, 0.0));  // the slowest on y
   Topology other = make_topology(ranks, Bridge::Auto);
   apply_profiles(other);
   EXPECT_NE(other.weights, first.weights);
@@ -204,10 +221,10 @@ TEST(Topology, GroupsWithoutTheirLibraryAreWeighedAnew) {
   apply_profiles(t);
   EXPECT_EQ(t.weights, (std::vector<double>{1, 1.5})) << "two ranks, 1 and 2, against one of 3";
   const Topology plain = dissolve(t, {});
-  EXPECT_EQ(plain.weights, (std::vector<double>{1, 2, 3})) << "its ranks are on two hosts";
+  EXPECT_EQ(plain.weights, (std::vector<double>{1, 1})) << "two ranks, 1 and 3, on one host, and one of 2 on the other";
   EXPECT_EQ(plain.digest, digest_of(plain));
   apply_rates(t, "a:4,b:1");
-  EXPECT_EQ(dissolve(t, {}).weights, (std::vector<double>{4, 4, 1})) << "declared rates go before measured ones";
+  EXPECT_EQ(dissolve(t, {}).weights, (std::vector<double>{1, 4})) << "declared rates go before measured ones";
 }
 
 TEST(Topology, TheVersionsOfAGroupsLibraryAreToldWhereTheyDiffer) {
@@ -231,7 +248,8 @@ TEST(Topology, JsonNamesHostsIslandsGroupsAndRanks) {
   EXPECT_EQ(j["islands"].size(), 2u);
   EXPECT_EQ(j["islands"][0]["label"], "a");
   EXPECT_EQ(j["islands"][0]["hosts"], nlohmann::json({"node-x", "node-y"}));
-  EXPECT_EQ(j["groups"].size(), 3u);
+  EXPECT_EQ(j["groups"].size(), 2u);
+  EXPECT_EQ(j["groups"][0]["name"], "") << "of several islands";
   EXPECT_EQ(j["groups"][1]["name"], "a");
   EXPECT_EQ(j["ranks"][2]["island"], "b");
   auto ranks = ranks_made_by("nah", "xxx");

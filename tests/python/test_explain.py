@@ -87,7 +87,7 @@ def test_every_call_has_its_path_its_prediction_and_its_last_time(tmp_path: Path
             sender = rank or peer
             over_tcp = tcp and sender > 1  # ranks 0 and 1 are of one island
             assert data["link"] == ("TCP" if over_tcp else "shared memory"), data["text"]
-            slot = not tcp and sender < 3  # a rank of the host sends by the link
+            slot = not over_tcp and sender < 3  # a rank of the host sends by the link
             assert data["path"] == ("slot" if slot else "at once" if nbytes == SMALL else "asked for"), data["text"]
             assert (data["parts"] > 1) == (nbytes == LARGE) and data["parts"] * data["part_bytes"] >= nbytes
             assert data["last"]["bytes"] == nbytes and data["last"]["seconds"] > 0, "the whole message, whatever its parts"

@@ -18,9 +18,7 @@ struct Map {
   // The same without libraries. What libraries cannot do is planned as if there were no libraries.
   topology::Topology memory;
   // Whether messages between `rank` and `q` go by streams of a connection.
-  bool streamed(int rank, int q) const {
-    return !memory.flat && memory.island_of[static_cast<size_t>(q)] != memory.island_of[static_cast<size_t>(rank)];
-  }
+  bool streamed(int rank, int q) const { return !topology::share_memory(memory, rank, q); }
 };
 // The settings declare the rates of a job's islands. A part of the job need not have all of these islands.
 enum class MapOf : uint8_t { Job, Part };

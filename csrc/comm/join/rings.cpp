@@ -7,14 +7,16 @@ namespace isthmus::comm::join {
 namespace {
 
 uint64_t slots_bytes(const RingsSetup &setup, size_t q) {
-  return (setup.places.size() - 1) * setup.places[q].slots * setup.part;
+  return (setup.sharing.size() - 1) * setup.places[q].slots * setup.part;
 }
 
-// Where this rank's device finds the rings, by rank. Empty: the device does not reach all rings.
+// Where this rank's device finds the rings, by rank: null, of a rank that shares no memory with this one. Empty: the device does not reach all
+// of the other rings.
 std::vector<std::byte *> reach_rings(rank::Rank &local, const RingsSetup &setup) {
   if (setup.device.host()) return {};
-  std::vector<std::byte *> rings;
-  for (size_t q = 0; q < setup.places.size(); ++q) {
+  std::vector<std::byte *> rings(setup.places.size());
+  for (const int rank : setup.sharing) {
+    const auto q = static_cast<size_t>(rank);
     const RingPlace &place = setup.places[q];
     std::byte *const there =
         asked<std::byte *>(setup.device, setup.deadline,
@@ -23,7 +25,7 @@ std::vector<std::byte *> reach_rings(rank::Rank &local, const RingsSetup &setup)
                              return context->devices().reach(*on.runtime, on.number, process, offset, bytes);
                            });
     if (!there) return {};
-    rings.push_back(there);
+    rings[q] = there;
   }
   return rings;
 }
@@ -31,18 +33,24 @@ std::vector<std::byte *> reach_rings(rank::Rank &local, const RingsSetup &setup)
 // By rank: the receive slots that the rank keeps for this rank.
 std::vector<messages::TheirSlots> slots_there(const rank::Rank &local, const RingsSetup &setup,
                                               const std::vector<std::byte *> &rings) {
-  std::vector<messages::TheirSlots> theirs;
-  for (size_t q = 0; q < setup.places.size(); ++q) {
+  std::vector<messages::TheirSlots> theirs(setup.places.size());
+  const auto place_of = [&](int rank) {
+    return static_cast<int>(std::find(setup.sharing.begin(), setup.sharing.end(), rank) - setup.sharing.begin());
+  };
+  const int mine = place_of(local.id().rank);
+  for (const int rank : setup.sharing) {
+    const auto q = static_cast<size_t>(rank);
     const RingPlace &place = setup.places[q];
-    const uint64_t at = place.bytes + messages::slots_of(static_cast<int>(q), local.id().rank) * place.slots * setup.part;
-    theirs.push_back({static_cast<uint32_t>(place.slots), rings.empty() ? nullptr : rings[q] + at});
+    const uint64_t at = place.bytes + messages::slots_of(place_of(rank), mine) * place.slots * setup.part;
+    theirs[q] = {static_cast<uint32_t>(place.slots), rings.empty() ? nullptr : rings[q] + at};
   }
   return theirs;
 }
 
 void guard(rank::Rank &local, const RingsSetup &setup) {
   std::vector<std::span<std::byte>> slots, closed;
-  for (size_t q = 0; q < setup.places.size(); ++q) {
+  for (const int rank : setup.sharing) {
+    const auto q = static_cast<size_t>(rank);
     std::byte *const at = local.peers()[q].arena + setup.places[q].offset;
     slots.emplace_back(at, setup.places[q].bytes);
     if (const uint64_t bytes = slots_bytes(setup, q)) closed.emplace_back(at + setup.places[q].bytes, bytes);
@@ -56,8 +64,9 @@ void guard(rank::Rank &local, const RingsSetup &setup) {
 void fix_rings(rank::Rank &local, Terms &terms, const RingsSetup &setup) {
   const auto &places = setup.places;
   process::Context &context = *setup.context;
+  const auto place_of = [&](int q) -> const RingPlace & { return places[static_cast<size_t>(q)]; };
   uint64_t bytes = UINT64_MAX;
-  for (const RingPlace &p : places) bytes = std::min(bytes, p.bytes);
+  for (const int q : setup.sharing) bytes = std::min(bytes, place_of(q).bytes);
   if (bytes == 0) {
     terms.lose(
         context, local.id().name, Terms::kNoRing,
@@ -69,18 +78,18 @@ void fix_rings(rank::Rank &local, Terms &terms, const RingsSetup &setup) {
   }
   std::vector<std::byte *> rings = reach_rings(local, setup);
   const bool all = !rings.empty();
-  const auto fewest =
-      std::min_element(places.begin(), places.end(), [](const auto &a, const auto &b) { return a.slots < b.slots; });
+  const int fewest = *std::min_element(setup.sharing.begin(), setup.sharing.end(),
+                                       [&](int a, int b) { return place_of(a).slots < place_of(b).slots; });
   terms.fixed_rings = true;
-  terms.recv_slots = fewest->slots;
+  terms.recv_slots = place_of(fewest).slots;
   terms.ring_bytes = bytes;
   terms.reach = all ? bytes : 0;
-  if (terms.recv_slots == 0 && places.size() > 1)
+  if (terms.recv_slots == 0 && setup.sharing.size() > 1)
     terms.lose(context, local.id().name, Terms::kNoRecvSlots,
                formatted("no receive slots for messages on rank {}, whose staging memory has no room for them "
                          "(ISTHMUS_STAGING_BYTES): processors copy messages of device memory, two copies more of each byte",
-                         fewest - places.begin()));
-  const RingPlace &mine = places[static_cast<size_t>(local.id().rank)];
+                         fewest));
+  const RingPlace &mine = place_of(local.id().rank);
   local.messages().slots().fix(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots));
   local.messages().sends().fix(slots_there(local, setup, rings));
   local.fix_rings(bytes, std::move(rings));

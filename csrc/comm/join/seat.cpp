@@ -27,6 +27,20 @@ struct Making {
 
   process::Context &context() const { return *invitation.context; }
   size_t world() const { return agreement.ranks.size(); }
+  // The ranks that share memory with `rank`, and itself.
+  std::vector<int> sharing(int rank) const {
+    std::vector<int> ranks;
+    for (int q = 0; q < static_cast<int>(world()); ++q)
+      if (topology::share_memory(map.memory, rank, q)) ranks.push_back(q);
+    return ranks;
+  }
+  std::vector<int> sharing() const { return sharing(invitation.rank); }
+  // How many ranks share memory where most do.
+  size_t most_sharing() const {
+    std::vector<size_t> ranks(world());
+    for (const int first : map.memory.memory_of) ++ranks[static_cast<size_t>(first)];
+    return *std::max_element(ranks.begin(), ranks.end());
+  }
 };
 
 // Outputs are written past the caches where the outputs of the host's ranks are together twice the host's last cache. Measured: with a limit of a
@@ -71,22 +85,25 @@ struct Ring {
   Rollback give_back;
 };
 
-// Where all ranks share memory and some ranks work on devices, each rank keeps a ring at a fixed place that devices reach. Behind the
-// ring lie receive slots for each other rank, all together 1/32 of the staging memory.
+// Where some ranks work on devices, each rank that shares memory with others keeps a ring at a fixed place that devices reach. Behind the
+// ring lie receive slots for each other rank that shares the memory, all together 1/32 of the staging memory. Parts of messages are as long on a
+// host with few ranks as they are where most ranks share memory, since all must cut messages alike.
 Ring take_ring(const Making &m) {
   Ring ring;
   if (!m.terms.devices) return ring;
   const uint64_t chunk = m.terms.chunk_bytes, staging = m.wiring.least_staging;
   ring.part = 8 * chunk;
   const uint64_t most = (plan::most_ring_bytes(chunk, plan::kDeviceSlots) + 4095) / 4096 * 4096;
-  // The least staging memory of all ranks decides, since all must cut messages alike.
-  if (!m.map.memory.flat || m.world() < 2 || most > staging / 16) return ring;
-  const uint64_t others = m.world() - 1, share = staging / 32 / others;
+  // The least staging memory of all ranks decides.
+  const size_t most_ranks = m.most_sharing();
+  if (most_ranks < 2 || most > staging / 16) return ring;
+  const uint64_t others = m.sharing().size() - 1, share = staging / 32 / (most_ranks - 1);
   uint64_t slots = 0;
   if (const uint64_t quarter = share / 4 / 4096 * 4096; quarter >= kLeastPart) {
     ring.part = std::min(ring.part / 4096 * 4096, quarter);
     slots = std::min<uint64_t>(share / ring.part, messages::kMostRecvSlots);
   }
+  if (others == 0) return ring;
   // Where one library serves all ranks, few operations need the ring: other communicators come first.
   const int part_of = m.agreement.island && m.agreement.island->ranks.size() == m.world() ? 4 : 2;
   ring.bytes = most + others * slots * ring.part;
@@ -179,7 +196,8 @@ RingPlace read_place(const Making &m, size_t q, const Blob &theirs, uint64_t par
   std::memcpy(&p, theirs.data(), sizeof p);
   const auto *process = m.wiring.processes[q];
   const size_t size = process ? process->arena.size() : m.context().arena().bytes();
-  const uint64_t behind = p.slots <= messages::kMostRecvSlots ? static_cast<uint64_t>(m.world() - 1) * p.slots * part : size;
+  const uint64_t others = m.sharing().size() - 1;
+  const uint64_t behind = p.slots <= messages::kMostRecvSlots ? others * p.slots * part : size;
   if (p.offset % 4096 != 0 || p.bytes > size || behind > size - p.bytes || p.offset > size - p.bytes - behind)
     fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", q);
   return p;
@@ -187,13 +205,18 @@ RingPlace read_place(const Making &m, size_t q, const Blob &theirs, uint64_t par
 
 // Behind the vote. The other ranks have heard that all went well, so this rank tells them where it fails here.
 void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, rank::Rank &local) {
-  if (!m.terms.devices || !m.map.memory.flat) return;
+  std::vector<int> sharing = m.sharing();
+  if (!m.terms.devices || (sharing.size() < 2 && !m.map.memory.flat)) return;
   const Invitation &invitation = m.invitation;
-  std::vector<RingPlace> places;
-  for (size_t q = 0; q < m.world(); ++q) places.push_back(read_place(m, q, ballots[q].extra, part));
+  std::vector<RingPlace> places(m.world());
+  for (const int q : sharing) {
+    const auto at = static_cast<size_t>(q);
+    places[at] = read_place(m, at, ballots[at].extra, part);
+  }
   try {
     const bool guard = invitation.settings.text(Setting::GuardSlots) == "on";
-    fix_rings(local, m.terms, {invitation.context, std::move(places), part, m.offer.device, invitation.deadline, guard});
+    fix_rings(local, m.terms,
+              {invitation.context, std::move(places), std::move(sharing), part, m.offer.device, invitation.deadline, guard});
   } catch (const Error &e) {
     const std::string text = formatted("init of '{}' on rank {}: {}", invitation.name, invitation.rank, e.text());
     local.core().fail(e.code(), text, process::Tell::Peers);

@@ -21,12 +21,14 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
 // Where a rank keeps, in its arena, the ring that devices of other ranks reach. The struct travels as it is.
 struct RingPlace {
   uint64_t offset = 0, bytes = 0;  // 0: nowhere
-  uint64_t slots = 0;              // receive slots for each other rank, behind the ring (messages/slot_messages.hpp)
+  uint64_t slots =
+      0;  // receive slots for each other rank that shares the memory, behind the ring (messages/slot_messages.hpp)
 };
 
 struct RingsSetup {
   std::shared_ptr<process::Context> context;
-  std::vector<RingPlace> places;  // by rank
+  std::vector<RingPlace> places;  // by rank; nowhere, of ranks that share no memory with this one
+  std::vector<int> sharing;       // the ranks that share memory with this one, and itself
   uint64_t part;                  // of a message in a receive slot, in bytes
   const Device &device;
   Deadline deadline;

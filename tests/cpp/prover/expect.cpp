@@ -1,5 +1,7 @@
 #include "expect.hpp"
 
+#include <algorithm>
+#include <map>
 #include <numeric>
 
 namespace isthmus::prover {
@@ -18,6 +20,33 @@ bool varies(Collective c) {
 bool overflows(const plan::Request &r, size_t groups) {
   return reduces(r.collective) && groups > 1 && r.op == RedOp::Avg && accumulator(r.dtype) != r.dtype &&
          r.dtype != DType::BFloat16;  // which reaches as far as float32
+}
+
+bool share(const topology::Topology &t, int a, int b) {
+  const auto &x = t.ranks[static_cast<size_t>(a)], &y = t.ranks[static_cast<size_t>(b)];
+  return x.host == y.host && (t.bridge != topology::Bridge::Tcp || topology::island_name(x) == topology::island_name(y));
+}
+
+bool meets_on_hosts(const topology::Topology &t, const Operation &op) {
+  const Collective c = op.request.collective;
+  if (c != Collective::AllReduce && c != Collective::Broadcast && c != Collective::AllGather) return false;
+  if (!topology::has_libraries(t) || topology::one_memory(t)) return false;
+  if (c != Collective::AllGather && op.request.bytes <= op.request.small_bytes) return false;
+  for (int a = 0; a < t.size(); ++a)
+    for (int b = 0; b < a; ++b)
+      if (share(t, a, b) && t.island_of[static_cast<size_t>(a)] != t.island_of[static_cast<size_t>(b)]) return true;
+  return false;
+}
+
+bool pieces_say_the_order(const topology::Topology &t, const Operation &op) {
+  return reduces(op.request.collective) && meets_on_hosts(t, op) &&
+         std::any_of(t.islands.begin(), t.islands.end(), [&](const topology::Island &g) {
+           return std::any_of(g.ranks.begin(), g.ranks.end(), [&](int r) { return !share(t, r, g.ranks[0]); });
+         });
+}
+
+bool no_frames_inside(const topology::Topology &t, const Operation &op) {
+  return !topology::has_libraries(t) || meets_on_hosts(t, op);
 }
 
 namespace {
@@ -118,7 +147,9 @@ Expected expected_of(const topology::Topology &t, const Operation &op, int index
     default: break;
   }
   if (!reduces(op.request.collective)) return {};
-  // Groups in order, ranks in order, rounded once.
+  // Groups in order, ranks in order, rounded once. Where groups meet on hosts, first in each host.
+  const bool by_hosts = meets_on_hosts(t, op);
+  std::map<int, std::vector<int>> hosts;  // by the first rank of each
   std::vector<int> groups;
   for (const auto &g : t.islands) {
     std::vector<int> terms;
@@ -129,6 +160,13 @@ Expected expected_of(const topology::Topology &t, const Operation &op, int index
     groups.push_back(g.ccl.empty()                             ? symbols.sum(terms)
                      : overflows(op.request, t.islands.size()) ? symbols.kept(symbols.island(terms))
                                                                : symbols.island(terms));
+    std::vector<int> &there = hosts[t.memory_of[static_cast<size_t>(g.ranks[0])]];
+    if (g.ccl.empty()) there.insert(there.end(), terms.begin(), terms.end());
+    else there.push_back(groups.back());
+  }
+  if (by_hosts) {
+    groups.clear();
+    for (const auto &[first, terms] : hosts) groups.push_back(symbols.sum(terms));
   }
   const bool island = t.islands.size() == 1 && !t.islands[0].ccl.empty();  // what its library gives is the result
   const int sum = symbols.sum(groups);
@@ -153,6 +191,13 @@ uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology 
   if (by_slots(t, op) || t.islands.size() == 1) return 0;
   const uint64_t n = op.request.bytes, k = t.islands.size();
   const uint64_t ratio = dtype_size(accumulator(op.request.dtype)) / dtype_size(op.request.dtype);
+  if (meets_on_hosts(t, op)) {
+    uint64_t hosts = 0;
+    for (int r = 0; r < t.size(); ++r) hosts += t.memory_of[static_cast<size_t>(r)] == r;
+    // A sum of each host, and the result to each; the chunk, or the block, to each.
+    if (op.request.collective == Collective::AllReduce) return (hosts - 1) * n * (ratio + 1);
+    return (hosts - 1) * n * (op.request.collective == Collective::AllGather ? t.ranks.size() : 1);
+  }
   const auto factor = [&](size_t g) {
     // One rank sends what it has, a library what it has rounded.
     return t.islands[g].ranks.size() > 1 && t.islands[g].ccl.empty() ? ratio : 1;
@@ -201,7 +246,7 @@ uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology 
 }
 
 uint64_t token_bound(const topology::Topology &t, const Operation &op, uint64_t frames) {
-  if (by_slots(t, op)) return 0;
+  if (by_slots(t, op) || meets_on_hosts(t, op)) return 0;
   if (op.request.collective == Collective::Barrier) {
     uint64_t rounds = 0;
     for (size_t step = 1; step < t.islands.size(); step *= 2) ++rounds;

@@ -19,6 +19,16 @@ struct Blocks {
 };
 Blocks blocks_of(const topology::Topology &t, const Operation &op, int rank);
 
+// Whether the two ranks share memory, as the topology's header says.
+bool share(const topology::Topology &t, int a, int b);
+// Whether groups, some with libraries, meet on several hosts in an operation that then goes by slots inside each host, and by links between hosts
+// alone. `t`: on which it is planned.
+bool meets_on_hosts(const topology::Topology &t, const Operation &op);
+// Whether it is a sum of contributions host by host, and which host has a contribution is the planner's affair: an island has ranks on several.
+bool pieces_say_the_order(const topology::Topology &t, const Operation &op);
+// Whether two ranks that share memory give each other no frame.
+bool no_frames_inside(const topology::Topology &t, const Operation &op);
+
 // What block `block` of the output of `rank` must hold from position 0 on; bytes 0: nothing is said about it.
 struct Expected {
   uint64_t bytes = 0;
@@ -27,7 +37,7 @@ struct Expected {
 Expected expected_of(const topology::Topology &t, const Operation &op, int index, int rank, uint32_t block,
                      Symbols &symbols);
 
-// Bytes over all links, without tokens. `finished`: bytes that each group rounded (the owners' part of an all_reduce).
+// Bytes over all links, without tokens: so many, or at most so many where groups meet on hosts. `finished`: bytes that each group rounded (the owners' part of an all_reduce).
 uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology &t, const Operation &op,
                       const std::vector<uint64_t> &finished);
 // Most bytes that tokens may add.

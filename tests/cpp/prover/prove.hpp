@@ -11,7 +11,8 @@
 // the group have made theirs, and gives what it was given: sums of a group are symbols of their own, whose order nobody knows.
 //
 // Objections: a result that is not the definition of the collective, on any rank, in any byte, with the sums' order and
-// rounding; a deadlock (also with bounded credits of the links); frames unmatched or of another size; two accesses to one
+// rounding (where a group with a library has ranks on several hosts and meets others there, a sum has each contribution once, in an
+// order that is the same on all ranks); a frame between ranks that share memory, where the operation needs none; a deadlock (also with bounded credits of the links); frames unmatched or of another size; two accesses to one
 // span, one of them a write, that are not ordered (a link reads a sent span until the receiver's Recv has ended; slots and
 // scratch across operations included); reads of unwritten bytes; accesses outside of slots, scratch and blocks; digests or
 // slot layouts that differ; sizes that two ranks know each, given to a library before they were compared; bytes on links

@@ -36,6 +36,15 @@ class Symbols {
     list.insert(list.end(), terms.begin() + 1, terms.end());
     return make(Kind::Sum, std::move(list));
   }
+  // A result with its contributions sorted: equal to another's that has the same ones, each as often, in whatever order they were added.
+  int sorted(int final_id) {
+    if (final_id < 0 || kind(final_id) != Kind::Final) return final_id;
+    const std::vector<int> parts = nodes_[static_cast<size_t>(final_id)].parts;
+    std::vector<int> terms;
+    add_terms(parts[0], terms);
+    std::sort(terms.begin(), terms.end());
+    return make(Kind::Final, {make(Kind::Sum, std::move(terms)), parts[1]});
+  }
   Kind kind(int id) const { return nodes_[static_cast<size_t>(id)].kind; }
   std::string text(int id) const {
     const Node &n = nodes_[static_cast<size_t>(id)];
@@ -59,6 +68,10 @@ class Symbols {
     Kind kind;
     std::vector<int> parts;
   };
+  void add_terms(int id, std::vector<int> &terms) const {
+    if (kind(id) != Kind::Sum) return terms.push_back(id);
+    for (const int part : nodes_[static_cast<size_t>(id)].parts) add_terms(part, terms);
+  }
   int make(Kind kind, std::vector<int> parts) {
     const auto [at, fresh] = known_.try_emplace({kind, parts}, static_cast<int>(nodes_.size()));
     if (fresh) nodes_.push_back({kind, std::move(parts)});
