@@ -60,7 +60,8 @@ void plan_shared_broadcast(Builder &b);
 void plan_shared_all_gather(Builder &b);
 // hosts.cpp: any rank, where across_hosts holds
 void plan_hosts_all_reduce(Builder &b);
-// host_moves.cpp: likewise
+// host_sums.cpp, host_moves.cpp: likewise
+void plan_hosts_reduce_scatter(Builder &b);
 void plan_hosts_broadcast(Builder &b);
 void plan_hosts_all_gather(Builder &b);
 // island_calls.cpp
@@ -75,6 +76,9 @@ void stage_user_memory(Builder &b);
 Range share_of(const Builder &b, const std::vector<Range> &domains, size_t h, size_t j, size_t domain);
 // The piece of a whole chunk that rank j of cluster h reduces in a reduce or reduce_scatter.
 Range piece_at(const Builder &b, size_t h, size_t j);
+// The library's sum of a chunk of input block `block`: piece j goes to rank j, this rank's piece to `to`. A piece of a short chunk is summed by
+// itself.
+void scatter_sum(Builder &b, uint32_t block, Span to);
 // Ranges of a chunk that the clusters own, by bridge_shares of their weights, cut at multiples of kLine; `without` gets
 // nothing.
 std::vector<Range> domains_of(const Builder &b, ptrdiff_t without = -1);

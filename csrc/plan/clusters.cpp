@@ -51,7 +51,9 @@ bool by_shared_slots(const topology::Topology &t, Collective c) noexcept {
 
 bool by_hosts(const topology::Topology &t, Collective c) noexcept {
   if (!topology::has_libraries(t) || topology::one_memory(t)) return false;
-  if (c != Collective::Broadcast && c != Collective::AllGather && c != Collective::AllReduce) return false;
+  if (c != Collective::Broadcast && c != Collective::AllGather && c != Collective::AllReduce &&
+      c != Collective::ReduceScatter)
+    return false;
   const auto ranks = static_cast<int>(t.ranks.size());
   for (int r = 0; r < ranks; ++r)
     if (t.island_of[static_cast<size_t>(t.memory_of[static_cast<size_t>(r)])] != t.island_of[static_cast<size_t>(r)])

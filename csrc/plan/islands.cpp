@@ -77,8 +77,8 @@ void small_all_reduce(Builder &b) {
   b.post(kReady);
 }
 
-// The library's sum of a chunk of input block `block`: piece j goes to rank j, this rank's piece to `to`. A piece of a short chunk is summed by
-// itself.
+}  // namespace
+
 void scatter_sum(Builder &b, uint32_t block, Span to) {
   const auto ext = [&](Range r) { return b.extent(Memory::Input, block, r); };
   b.call(IslandCall::ReduceScatter, When::FullChunk, ext(piece(b, b.cluster, 0)), Builder::input(block, 0), to);
@@ -87,8 +87,6 @@ void scatter_sum(Builder &b, uint32_t block, Span to) {
     b.call(IslandCall::Reduce, When::PartChunk, ext(r), Builder::input(block, r.begin), to, static_cast<int>(j));
   }
 }
-
-}  // namespace
 
 Range piece_at(const Builder &b, size_t h, size_t j) {
   return b.clusters.library[h] ? piece(b, h, j) : piece_of(b.whole(), b.clusters.size(h), j);

@@ -298,6 +298,7 @@ void plan_reduce(Builder &b) {
 
 void plan_reduce_scatter(Builder &b) {
   const auto world = static_cast<size_t>(b.world);
+  if (b.across_hosts && b.request.collective == Collective::ReduceScatter) return plan_hosts_reduce_scatter(b);
   if (b.library) return plan_island_reduce_scatter(b);
   b.libraries() ? b.choose_island_chunk(world - 1) : b.choose_chunk(world - 1);
   const size_t g = b.cluster, clusters = b.others + 1;

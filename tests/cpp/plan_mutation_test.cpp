@@ -257,7 +257,8 @@ TEST(Mutation, WithoutAnyOneOfItsStepsAPlanOfIslandsThatMeetOnHostsIsRefused) {
     const char *islands, *hosts;
   };
   for (const auto &[islands, hosts] : {World{"NNOOPPa", "xxxxyyy"}, World{"NNOOa", "xyxyx"}})
-    for (const auto collective : {Collective::Broadcast, Collective::AllGather, Collective::AllReduce})
+    for (const auto collective :
+         {Collective::Broadcast, Collective::AllGather, Collective::AllReduce, Collective::ReduceScatter})
       for (const bool reaches : {true, false}) {
         const auto t = world_of(islands, hosts, topology::Bridge::Auto);
         Operation op = operation_of(collective, 64 * 8 * 14, 64, 6);
@@ -276,11 +277,15 @@ TEST(Mutation, WithoutAnyOneOfItsStepsAPlanOfIslandsThatMeetOnHostsIsRefused) {
             if (x.when == plan::When::PartChunk) continue;  // there is none
             // Not every rank of the host reads every block.
             if (collective == Collective::AllGather && x.kind == StepKind::Post && x.counter <= kReduced) continue;
+            // The library's last sums of a chunk come behind what all its ranks have put into their slots before. So do the frames of those of its ranks
+            // that stand on the other host.
+            const bool by_calls = collective == Collective::ReduceScatter;
             // What a rank has received lies in its slot behind what it had: the one wait stands for the other.
             const auto arrives = [&](const Step &s) {
-              return s.kind == StepKind::Wait && s.peer == x.peer && s.counter <= kReduced;
+              return s.kind == StepKind::Wait && s.counter <= kReduced && (s.peer == x.peer || by_calls);
             };
-            if (arrives(x) && !waited.insert(x.peer).second) continue;
+            if (arrives(x) && by_calls && std::string_view(hosts) == "xyxyx") continue;
+            if (arrives(x) && !waited.insert(by_calls ? -1 : x.peer).second) continue;
             EXPECT_FALSE(prove_twice(t, op,
                                      [&](int r, Plan &q) {
                                        if (r != rank) return;

@@ -172,7 +172,7 @@ TEST_P(IslandsThatMeetOnHosts, UseTheSlotsOfTheirHostsAndLinksBetweenHostsAlone)
   const auto [islands, hosts] = GetParam();
   const auto t = world_of(islands, hosts, topology::Bridge::Auto);
   int combination = 0;
-  for (Collective c : {Collective::AllReduce, Collective::Broadcast, Collective::AllGather})
+  for (Collective c : {Collective::AllReduce, Collective::Broadcast, Collective::AllGather, Collective::ReduceScatter})
     for (uint64_t bytes : {68, 1000, 32 * 1024, 65'540})
       for (auto [redop, dtype] :
            {std::pair{RedOp::Sum, DType::Float32}, {RedOp::Avg, DType::BFloat16}, {RedOp::Avg, DType::Float16}})
@@ -276,9 +276,7 @@ TEST(Proof, ASecondHostChangesNothingForRanksOfOneHost) {
           r.small_bytes = 0;
           r.device = true;
           r.reach = kReach;
-          const bool sums = collective == Collective::Reduce || collective == Collective::ReduceScatter ||
-                            collective == Collective::ReduceScatterV;
-          if (sums && topology::has_libraries(plan::planned_on(t, r))) continue;
+          if (collective == Collective::Reduce && topology::has_libraries(plan::planned_on(t, r))) continue;
           const auto p = plan::plan_collective(t, rank, r);
           SCOPED_TRACE(std::string(islands) + " on " + hosts + ", " + collective_name(collective) + " of " +
                        std::to_string(bytes) + ", rank " + std::to_string(rank) + "\n" + plan::explain(*p, t));

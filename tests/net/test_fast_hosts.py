@@ -19,7 +19,6 @@ from test_island_hosts import of_vendor
 RANK = Path(__file__).with_name("fast_rank.py")
 FRAMES = 20_000  # bytes of all that say where data lies
 BYTES = 4 * 700_001  # of a block
-SUMS = ("reduce_scatter",)  # between islands with libraries, that goes by links
 
 
 def said_by(places: tuple[int, ...], vendors: tuple[str, ...], way: str) -> list[Any]:
@@ -65,7 +64,7 @@ def test_what_stays_on_a_host_goes_by_slots_that_no_processor_touches(
         guarded, still = said["closed"]
         assert guarded > 0 and still == guarded, "a processor has opened receive slots"
         by_links = {what: size for what, size in said["inside"].items() if size > FRAMES}
-        assert set(by_links) <= (set(SUMS) if way != "no libraries" else set()), by_links
+        assert not by_links
     across = {what: sum(said["across"][what] for said in ranks) for what in ranks[0]["across"]}
     for what in ("broadcast from 0", "all_gather", "all_reduce"):
         # Each host gets a block once, or half of the sums and half of the results; none where an island spreads it itself.

@@ -29,9 +29,11 @@ bool share(const topology::Topology &t, int a, int b) {
 
 bool meets_on_hosts(const topology::Topology &t, const Operation &op) {
   const Collective c = op.request.collective;
-  if (c != Collective::AllReduce && c != Collective::Broadcast && c != Collective::AllGather) return false;
+  if (c != Collective::AllReduce && c != Collective::Broadcast && c != Collective::AllGather &&
+      c != Collective::ReduceScatter)
+    return false;
   if (!topology::has_libraries(t) || topology::one_memory(t)) return false;
-  if (c != Collective::AllGather && op.request.bytes <= op.request.small_bytes) return false;
+  if ((c == Collective::AllReduce || c == Collective::Broadcast) && op.request.bytes <= op.request.small_bytes) return false;
   for (int a = 0; a < t.size(); ++a)
     for (int b = 0; b < a; ++b)
       if (share(t, a, b) && t.island_of[static_cast<size_t>(a)] != t.island_of[static_cast<size_t>(b)]) return true;
@@ -39,7 +41,7 @@ bool meets_on_hosts(const topology::Topology &t, const Operation &op) {
 }
 
 bool pieces_say_the_order(const topology::Topology &t, const Operation &op) {
-  return reduces(op.request.collective) && meets_on_hosts(t, op) &&
+  return op.request.collective == Collective::AllReduce && meets_on_hosts(t, op) &&
          std::any_of(t.islands.begin(), t.islands.end(), [&](const topology::Island &g) {
            return std::any_of(g.ranks.begin(), g.ranks.end(), [&](int r) { return !share(t, r, g.ranks[0]); });
          });
@@ -148,7 +150,7 @@ Expected expected_of(const topology::Topology &t, const Operation &op, int index
   }
   if (!reduces(op.request.collective)) return {};
   // Groups in order, ranks in order, rounded once. Where groups meet on hosts, first in each host.
-  const bool by_hosts = meets_on_hosts(t, op);
+  const bool by_hosts = meets_on_hosts(t, op) && op.request.collective == Collective::AllReduce;
   std::map<int, std::vector<int>> hosts;  // by the first rank of each
   std::vector<int> groups;
   for (const auto &g : t.islands) {
@@ -191,7 +193,7 @@ uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology 
   if (by_slots(t, op) || t.islands.size() == 1) return 0;
   const uint64_t n = op.request.bytes, k = t.islands.size();
   const uint64_t ratio = dtype_size(accumulator(op.request.dtype)) / dtype_size(op.request.dtype);
-  if (meets_on_hosts(t, op)) {
+  if (meets_on_hosts(t, op) && op.request.collective != Collective::ReduceScatter) {
     uint64_t hosts = 0;
     for (int r = 0; r < t.size(); ++r) hosts += t.memory_of[static_cast<size_t>(r)] == r;
     // A sum of each host, and the result to each; the chunk, or the block, to each.
