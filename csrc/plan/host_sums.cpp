@@ -2,7 +2,7 @@
 // another island in pieces, one for each of its ranks, and a block of its own for the rank that gets it. That rank reduces what lies in the slots of
 // its host, with what links bring from others.
 //
-// The slot of a rank has its own block first, and behind it a place for every other block. Counters of a rank:
+// The slot of a rank has its own block first, and behind it a place for each block of which it has a piece, or all. Counters of a rank:
 //   kCopied     what it has of all blocks lies in its slot
 //   kConsumed   it has read chunk c of all slots that it reads
 // Between a rank's two lists, as in shared_islands.cpp.
@@ -23,7 +23,19 @@ class HostReduceScatter {
  public:
   explicit HostReduceScatter(Builder &b)
       : b_(b), hosts_(b), chunk_(b.plan.chunk), mine_(piece_at(b, b.cluster, b.position)) {
-    b.need_ring(static_cast<uint64_t>(b.world) * chunk_);
+    const auto world = static_cast<uint64_t>(b.world);
+    for (size_t h = 0; h <= b.others; ++h) {
+      const uint64_t size = b.clusters.size(h);
+      b.need_ring(b.clusters.library[h] ? chunk_ + (world - size) * (chunk_ / size) : world * chunk_);
+    }
+  }
+  // Chunks in a slot, where it has most.
+  static uint64_t regions(const Builder &b) {
+    const auto world = static_cast<uint64_t>(b.world);
+    uint64_t most = 1;
+    for (size_t h = 0; h <= b.others; ++h)
+      most = std::max<uint64_t>(most, b.clusters.library[h] ? (world + b.clusters.size(h) - 1) / b.clusters.size(h) : world);
+    return most;
   }
 
   void plan_served() {
@@ -69,9 +81,13 @@ class HostReduceScatter {
   Extent ext(int block, Range r) const { return b_.extent(Memory::Input, static_cast<uint32_t>(block), r); }
   static Span user(int block, uint64_t at) { return Builder::input(static_cast<uint32_t>(block), at); }
   bool is_near(int q) const { return hosts_.of[static_cast<size_t>(q)] == hosts_.here; }
-  // Where block `block` lies in the slot of q.
+  // Where block `block` lies in the slot of q, which has a piece of it where a library serves it.
   uint64_t place(int q, int block) const {
-    return block == q ? 0 : chunk_ * static_cast<uint64_t>(block < q ? block + 1 : block);
+    if (block == q) return 0;
+    if (!served(b_, q)) return chunk_ * static_cast<uint64_t>(block < q ? block + 1 : block);
+    const std::vector<int> &own = b_.clusters.members[cluster_of(b_, q)];  // ascending
+    const auto before = std::lower_bound(own.begin(), own.end(), block) - own.begin();
+    return chunk_ + static_cast<uint64_t>(block - before) * (chunk_ / own.size());
   }
   // Who is alone in its cluster gives links what it has, and nobody reads it in a slot.
   std::vector<Range> others_of(Range piece) const {
@@ -170,7 +186,7 @@ class HostReduceScatter {
 }  // namespace
 
 void plan_hosts_reduce_scatter(Builder &b) {
-  b.choose_island_chunk(static_cast<uint64_t>(b.world));
+  b.choose_island_chunk(HostReduceScatter::regions(b));
   HostReduceScatter reduce_scatter(b);
   b.library ? reduce_scatter.plan_served() : reduce_scatter.plan_unserved();
 }
