@@ -19,6 +19,10 @@ struct Pass {
   uint8_t *dst, *copy;
   size_t count;
   typename Post::template Of<T> post;
+  // Whether two vectors are taken at once, elements at even places in one of them: the codec says that this is cheaper. What is rounded
+  // that way must be made of contributions of the codec's: so the codec knows what a NaN in it looks like.
+  static constexpr bool kPairs = Paired<First> && Paired<Rest> && Paired<Out> && Rest::kBytes < sizeof(T) &&
+                                 (First::kBytes < sizeof(T) || Out::kBytes == sizeof(T));
 
   explicit Pass(const Job &job)
       : dst(static_cast<uint8_t *>(job.dst)), copy(static_cast<uint8_t *>(job.copy)), count(job.count), post(job.number) {
@@ -28,7 +32,8 @@ struct Pass {
   // U vectors from lane i on. All are read before any is written: dst may be a source.
   template <unsigned U, class D>
   HWY_INLINE void step(D d, size_t i) const {
-    if constexpr (U == 2 && Paired<First> && Paired<Rest> && Paired<Out>) return pair(d, i);
+    if constexpr (U == 2 && kPairs)
+      if (pair(d, i)) return;
     constexpr size_t n = hn::MaxLanes(D());
     hn::Vec<D> v[U];
     ISTHMUS_UNROLL for (unsigned u = 0; u < U; ++u) {
@@ -41,19 +46,27 @@ struct Pass {
     if (copy) ISTHMUS_UNROLL for (unsigned u = 0; u < U; ++u) Out::store(d, v[u], copy + (i + u * n) * Out::kBytes);
   }
 
+  // False: one of the contributions is none that the codec takes in pairs, and nothing is written.
   template <class D>
-  HWY_INLINE void pair(D d, size_t i) const {
-    hn::Vec<D> even, odd, e, o;
-    First::load_pair(d, source[0] + i * First::kBytes, even, odd);
-    ISTHMUS_UNROLL for (unsigned k = 1; k < K; ++k) {
-      Rest::load_pair(d, source[k] + i * Rest::kBytes, e, o);
-      even = Op::apply(d, even, e);
-      odd = Op::apply(d, odd, o);
+  HWY_INLINE bool pair(D d, size_t i) const {
+    using Watch = typename Rest::template Watch<D>;
+    if constexpr (!Watch::kWatches || Post::kKeepsFinite) {
+      hn::Vec<D> even, odd, e, o;
+      Watch watch;
+      First::load_pair(d, source[0] + i * First::kBytes, even, odd, watch);
+      ISTHMUS_UNROLL for (unsigned k = 1; k < K; ++k) {
+        Rest::load_pair(d, source[k] + i * Rest::kBytes, e, o, watch);
+        even = Op::apply(d, even, e);
+        odd = Op::apply(d, odd, o);
+      }
+      if (HWY_UNLIKELY(!watch.all_usual())) return false;
+      even = Out::kBytes == sizeof(T) ? post.apply(d, even) : post.number_applied(d, even);
+      odd = Out::kBytes == sizeof(T) ? post.apply(d, odd) : post.number_applied(d, odd);
+      Out::store_pair(d, even, odd, dst + i * Out::kBytes);
+      if (copy) Out::store_pair(d, even, odd, copy + i * Out::kBytes);
+      return true;
     }
-    even = post.apply(d, even);
-    odd = post.apply(d, odd);
-    Out::store_pair(d, even, odd, dst + i * Out::kBytes);
-    if (copy) Out::store_pair(d, even, odd, copy + i * Out::kBytes);
+    return false;
   }
 
   template <unsigned U, class D>
@@ -69,7 +82,7 @@ struct Pass {
     const hn::CappedTag<T, 16 / sizeof(T)> quarter;
     const hn::CappedTag<T, Op::kLeast> least;
     // Sums of whole lanes run at the speed of the cache; the others have work enough in two vectors.
-    constexpr unsigned unroll = First::kBytes == sizeof(T) && Op::kCheap ? 4 : 2;
+    constexpr unsigned unroll = First::kBytes == sizeof(T) && Op::kCheap && !kPairs ? 4 : 2;
     size_t i = steps<unroll>(full, 0);
     i = steps<1>(full, i);
     if constexpr (hn::MaxLanes(full) > hn::MaxLanes(quarter)) i = steps<1>(quarter, i);
@@ -89,6 +102,23 @@ void reduce(const Job &job) noexcept {
 template <class Codec, class Op>
 void accumulate(const Job &job) noexcept {
   Pass<Divide, Plain<float>, Codec, Plain<float>, Op, 2>(job).run();
+}
+// Sums of several contributions in one pass, each of which is read once and none of which is rounded.
+template <class Codec>
+void gather(const Job &job) noexcept {
+  switch (job.sources) {
+    case 2: return Pass<Divide, Codec, Codec, Plain<float>, Sum, 2>(job).run();
+    case 3: return Pass<Divide, Codec, Codec, Plain<float>, Sum, 3>(job).run();
+    default: return Pass<Divide, Codec, Codec, Plain<float>, Sum, 4>(job).run();
+  }
+}
+template <class Codec>
+void add(const Job &job) noexcept {
+  switch (job.sources) {
+    case 2: return accumulate<Codec, Sum>(job);
+    case 3: return Pass<Divide, Plain<float>, Codec, Plain<float>, Sum, 3>(job).run();
+    default: return Pass<Divide, Plain<float>, Codec, Plain<float>, Sum, 4>(job).run();
+  }
 }
 template <class Codec>
 void widen(const Job &job) noexcept {
@@ -252,6 +282,8 @@ extern const Table ISTHMUS_REDUCE_TABLE = {
     {ISTHMUS_NONE, ISTHMUS_NONE, ISTHMUS_NONE, ISTHMUS_NONE, ISTHMUS_NONE, ISTHMUS_NONE, ISTHMUS_NONE, ISTHMUS_NONE,
      ISTHMUS_NONE, ISTHMUS_ACCUMULATE(Float16), ISTHMUS_ACCUMULATE(BFloat16), ISTHMUS_NONE, ISTHMUS_NONE,
      ISTHMUS_ACCUMULATE(Float8E4M3), ISTHMUS_ACCUMULATE(Float8E5M2)},
+    {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, gather<Float16>, gather<BFloat16>},
+    {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, add<Float16>, add<BFloat16>},
     {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, widen<Float16>, widen<BFloat16>,
      nullptr, nullptr, widen<Float8E4M3>, widen<Float8E5M2>},
     {divide<int8_t>, divide<uint8_t>, divide<int16_t>, divide<uint16_t>, divide<int32_t>, divide<uint32_t>, divide<int64_t>,

@@ -32,7 +32,10 @@ struct Table {
   const char *name;
   Kernel reduce[kLanes][kPrims];      // dst = round((source[0] op source[1] ...) / number), all of one type
   Kernel accumulate[kLanes][kPrims];  // narrow floats: dst (f32) = source[0] (f32) op source[1] (narrow)
-  Kernel widen[kLanes];               // narrow floats: dst (f32) = source[0]
+  // Floats of 16 bits, sums alone, of two sources or more: dst (f32) = source[0] + source[1] ..., which are all narrow; of add[]
+  // source[0] is f32.
+  Kernel gather[kLanes], add[kLanes];
+  Kernel widen[kLanes];   // narrow floats: dst (f32) = source[0]
   Kernel finish[kLanes];  // narrow floats: dst = round(source[0] (f32) / number); integers: dst = source[0] / number
   Kernel scale[kLanes];   // floats: dst = round(source[0] * number); integers: dst = source[0] * whole
   // Copy with non-temporal stores; the caller fences. nullptr where memcpy does it as well.

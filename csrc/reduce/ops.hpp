@@ -113,27 +113,40 @@ HWY_INLINE hn::Vec<D> canonical(D d, hn::Vec<D> v) {
 
 // After the last operation: divide (unless the number is 0), then make NaN canonical.
 struct Divide {
+  static constexpr bool kKeepsFinite = true;
   template <class T>
   struct Of {
     T number;
-    explicit Of(double n) : number(static_cast<T>(n)) {}
+    bool divides;  // asked in every step, so it is no comparison of floats
+    explicit Of(double n) : number(static_cast<T>(n)), divides(n != 0) {}
+    template <class D>
+    HWY_INLINE hn::Vec<D> number_applied(D d, hn::Vec<D> v) const {
+      if constexpr (kIsFloat<T>)
+        if (divides) v = hn::Div(v, hn::Set(d, number));
+      return v;
+    }
     template <class D>
     HWY_INLINE hn::Vec<D> apply(D d, hn::Vec<D> v) const {
-      if constexpr (kIsFloat<T>)
-        if (number != 0) v = hn::Div(v, hn::Set(d, number));
-      return canonical(d, v);
+      return canonical(d, number_applied(d, v));
     }
   };
 };
 
 struct Multiply {
+  static constexpr bool kKeepsFinite = false;
   template <class T>
   struct Of {
     T number;
-    explicit Of(double n) : number(static_cast<T>(n)) {}
+    explicit Of(double n) : number(static_cast<T>(n)) {
+      if (n != n) number = static_cast<T>(__builtin_nan(""));  // whatever the caller's NaN had in its lower bits
+    }
+    template <class D>
+    HWY_INLINE hn::Vec<D> number_applied(D d, hn::Vec<D> v) const {
+      return hn::Mul(v, hn::Set(d, number));
+    }
     template <class D>
     HWY_INLINE hn::Vec<D> apply(D d, hn::Vec<D> v) const {
-      return canonical(d, hn::Mul(v, hn::Set(d, number)));
+      return canonical(d, number_applied(d, v));
     }
   };
 };

@@ -213,6 +213,14 @@ class Reducer {
     const int lane = static_cast<int>(shape_.lane);
     const void *sum = start;
     for (size_t k = lo; k < hi; ++k) {
+      if (const size_t more = run_of_plain(k, hi, sum ? kMaxSources - 1 : kMaxSources); more > 1) {
+        Job pass{{sum}, sum ? 1u : 0u, buffer, nullptr, n, 0};
+        for (size_t i = 0; i < more; ++i) pass.source[pass.sources++] = source(k + i, begin);
+        (sum ? table_.add : table_.gather)[lane](pass);
+        sum = buffer;
+        k += more - 1;
+        continue;
+      }
       const void *next = source(k, begin);
       if (weight(k) != 1) {
         next = weighted(k, next, n, sum ? weighted_ : buffer);
@@ -230,6 +238,14 @@ class Reducer {
       }
     }
     return sum;
+  }
+
+  // How many of the sources from k on, `most` at most, one pass adds up as they are.
+  size_t run_of_plain(size_t k, size_t hi, size_t most) const noexcept {
+    if (shape_.prim != Prim::Sum || !table_.gather[static_cast<int>(shape_.lane)]) return 0;
+    size_t run = 0;
+    while (run < most && k + run < hi && !widened(k + run) && weight(k + run) == 1) ++run;
+    return run;
   }
 
   const void *weighted(size_t k, const void *from, size_t n, void *buffer) noexcept {

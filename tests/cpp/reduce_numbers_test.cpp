@@ -110,6 +110,32 @@ TEST_P(Numbers, RoundingOfRandomFloatsIsExact) {
   }
 }
 
+// Every encoding meets codes of all kinds, so ties, sums that overflow and sums among subnormals are there. Eight neighbours lie in one
+// vector: here all of them are usual numbers, there one is not.
+TEST_P(Numbers, TheSumOfTwoEncodingsIsRoundedOnceWhateverTheyAre) {
+  std::mt19937_64 random(11);
+  for (const DType t : {DType::Float16, DType::BFloat16}) {
+    const auto f = reference::format_of(t);
+    std::vector<uint32_t> others{
+        0,       f.sign(),           1,       f.sign() + 1, 1u << f.mantissa,      f.top() - 1, f.sign() + f.top() - 1,
+        f.top(), f.sign() + f.top(), f.nan(), f.top() + 1,  f.sign() + f.top() + 1};
+    while (others.size() < 28) others.push_back(static_cast<uint32_t>(random()) & 0xffff);
+    for (const uint32_t other : others)
+      for (const uint64_t divisor : {1, 3}) {
+        std::vector<uint16_t> every(1 << 16), same(1 << 16, static_cast<uint16_t>(other)), out(1 << 16);
+        for (size_t c = 0; c < every.size(); ++c) every[c] = static_cast<uint16_t>(c);
+        const Source s[] = {{every.data()}, {same.data()}};
+        const RedOp op = divisor == 1 ? RedOp::Sum : RedOp::Avg;
+        isthmus::reduce::reduce({t, op, s, {}, out.data(), nullptr, false, divisor, false}, every.size());
+        for (uint32_t c = 0; c < every.size(); ++c) {
+          const float sum = reference::decode(f, c) + reference::decode(f, other);
+          ASSERT_EQ(out[c], reference::encode(f, divisor == 1 ? sum : sum / 3))
+              << isthmus::dtype_name(t) << " " << std::hex << c << " + " << other << " divisor " << divisor;
+        }
+      }
+  }
+}
+
 TEST_P(Numbers, WhatIsOutOfRangeIsInfinityOrNaNInE4M3) {
   const float v[] = {464.0f,   464.001f, -480.0f,   INFINITY, -INFINITY, 61439.99f,
                      61440.0f, -1e9f,    65519.99f, 65520.0f, 3.4e38f};
