@@ -181,7 +181,7 @@ std::optional<Options> parse_options(int argc, char **argv, int &status) {
   app.add_flag("--threads", o.as_threads, "the ranks of --ranks are threads of this process");
   app.add_flag("!--no-bind", o.bind, "leave ranks started here to the scheduler, in place of a processor for each");
   app.add_option("--islands", islands, "island labels of the ranks in order, as in a:2,b:2");
-  app.add_option("--bridge", o.bridge, "link between islands")->check(CLI::IsMember({"auto", "shm", "tcp"}));
+  app.add_option("--bridge", o.bridge, "link between islands")->check(CLI::IsMember({"auto", "shm", "tcp", "ucx"}));
   app.add_option("--json", o.json, "write all figures of all rows as JSON");
   app.add_flag("--limit", o.memory_limit,
                "only measure the memory rate of --ranks processes (footprint -e) and print it as JSON");

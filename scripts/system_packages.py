@@ -70,6 +70,8 @@ TEST = (
     Package("libgtest-dev", partial(header, "gtest/gtest.h"), "C++ tests"),
     Package("clang", partial(command, "clang++"), "a look at who holds which lock"),
     Package("binutils", partial(command, "readelf"), "a look into the built library"),
+    Package("libucx0", partial(library, "ucp"), "the bridge ucx"),
+    Package("libucx-dev", partial(header, "ucp/api/ucp.h"), "UCX's declarations, compared with ours"),
 )
 ALL = (
     Package(

@@ -572,6 +572,14 @@ isthmus_result isthmus_libraries(char **json) {
   });
 }
 
+isthmus_result isthmus_ucx(char **json) {
+  return guarded([&] {
+    if (!json) i::fail(Code::Argument, "ucx: json must not be NULL");
+    *json = copy_text(i::observe::ucx_json());
+    return ISTHMUS_OK;
+  });
+}
+
 isthmus_result isthmus_devices(char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "devices: json must not be NULL");

@@ -25,10 +25,10 @@ constexpr double kTiB = 1099511627776.0;
 constexpr SettingRow kSettings[] = {
     {Setting::Address, "ISTHMUS_ADDRESS", K::Text, "", 0, 0, "", false,
      "host:port where rank 0 listens for the rendezvous; empty: MASTER_ADDR and MASTER_PORT + 1"},
-    {Setting::Bridge, "ISTHMUS_BRIDGE", K::Choice, "auto", 0, 0, "auto|shm|tcp", true,
+    {Setting::Bridge, "ISTHMUS_BRIDGE", K::Choice, "auto", 0, 0, "auto|shm|tcp|ucx", true,
      "link between islands: auto takes shared memory on one host and TCP between hosts; shm is an error where that cannot "
      "be; tcp forces TCP between islands, of which ranks without a label have one for each maker of devices, and one for "
-     "the host"},
+     "the host; ucx does so by UCX, for RDMA, over what UCX_TLS allows"},
     {Setting::BridgeRates, "ISTHMUS_BRIDGE_RATES", K::Text, "", 0, 0, "", true,
      "relative rates of the islands' bridges, as \"a:10,nvidia:1\" by label, or by the devices' maker (nvidia, amd, ascend) "
      "or host where they have none; a faster one carries more. Empty: by the ranks' profiles (ISTHMUS_PROFILE), else all "

@@ -91,6 +91,7 @@ std::vector<std::byte> pack(const RankBlob &b) {
   w.number(b.epoch);
   w.number(b.mailbox);
   w.bytes(b.library_terms.data(), b.library_terms.size());
+  w.bytes(b.ucx.data(), b.ucx.size());
   w.bytes(b.key.data(), b.key.size());
   return std::move(w.out);
 }
@@ -136,6 +137,8 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   r.number(b.mailbox);
   const auto terms = r.bytes(64);
   b.library_terms.assign(terms.begin(), terms.end());
+  const auto ucx = r.bytes(65536);
+  b.ucx.assign(ucx.begin(), ucx.end());
   const auto key = r.bytes(16);
   r.must(key.size() == b.key.size());
   std::memcpy(b.key.data(), key.data(), b.key.size());

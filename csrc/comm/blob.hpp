@@ -25,6 +25,7 @@ struct RankBlob {
   uint32_t index = 0, epoch = 0;         // of the rank in its process; a random number (rank 0's counts)
   uint64_t mailbox = 0;                  // offset in the arena
   std::vector<std::byte> library_terms;  // ccl::Library::terms() of the library that serves the rank
+  std::vector<std::byte> ucx;            // how UCX reaches the rank's process, where it is the bridge
   int64_t leader_bytes = -1;             // what the rank's settings say of the leader exchange; -1: nothing
   bootstrap::Bytes16 key{};              // rank 0's is the job key
 };

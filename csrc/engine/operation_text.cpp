@@ -21,7 +21,9 @@ std::string describe_message(const Identity &id, const Operation &op) {
 
 std::string path_text(const Identity &id, const Operation &op) {
   if (!op.plan) return "shared memory";
-  const std::string bridge = op.plan->uses_links && !id.topology.flat ? "tcp" : "shared memory";
+  const std::string bridge = !op.plan->uses_links || id.topology.flat      ? "shared memory"
+                             : id.topology.bridge == topology::Bridge::Ucx ? "ucx"
+                                                                           : "tcp";
   if (op.plan->device.empty()) return bridge;
   return op.plan->host.empty() ? id.family : id.family + " and " + bridge;
 }

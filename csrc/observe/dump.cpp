@@ -1,12 +1,14 @@
 #include "device/abandoned.hpp"
 #include "observe/dump.hpp"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/clock.hpp"
 #include "ccl/libraries.hpp"
 #include "device/host.hpp"
 #include "device/runtimes.hpp"
+#include "link/ucx_library.hpp"
 #include "reduce/reduce.hpp"
 
 namespace isthmus::observe {
@@ -43,6 +45,24 @@ std::string dump_json(comm::Communicator &comm) {
   for (const auto &r : local.in_flight()) add(r);
   out["entries"] = std::move(entries);
   return out.dump(1);
+}
+
+std::string ucx_json() {
+  nlohmann::ordered_json out{{"found", false}, {"version", ""},
+                             {"path", ""},     {"transports", nlohmann::ordered_json::array()},
+                             {"rdma", false},  {"text", ""}};
+  try {
+    const link::UcxLibrary &ucx = link::UcxLibrary::open();
+    out["version"] = ucx.version();
+    out["path"] = ucx.path();
+    const auto context = ucx.make_context();
+    const std::vector<std::string> transports = ucx.transports(context);
+    ucx->cleanup(context);
+    out["transports"] = transports;
+    out["rdma"] = std::any_of(transports.begin(), transports.end(), link::is_rdma);
+    out["found"] = true;
+  } catch (const Error &e) { out["text"] = e.text(); }
+  return out.dump(2);
 }
 
 std::string libraries_json(const Settings &settings) {

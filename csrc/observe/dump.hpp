@@ -13,6 +13,7 @@ namespace isthmus::observe {
 std::string dump_json(comm::Communicator &comm);
 std::string context_json();
 std::string devices_json();                            // each vendor's devices: found or not, and why
+std::string ucx_json();                                // found or not, and why; over what it would go
 std::string libraries_json(const Settings &settings);  // each that can serve islands: found or not, and why
 
 }  // namespace isthmus::observe

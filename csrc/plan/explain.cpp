@@ -180,6 +180,7 @@ std::string bridged_text(const Plan &p, const topology::Topology &t) {
                    by_shared_slots(t, p.request.collective) ? "slots that all read"
                    : meets_on_hosts(p, t)                   ? "slots inside each host, TCP between hosts"
                    : topology::one_memory(t)                ? "bridged by links in shared memory"
+                   : t.bridge == topology::Bridge::Ucx      ? "bridged by UCX"
                                                             : "bridged by TCP",
                    t.islands.size(),
                    count_text(t.islands[static_cast<size_t>(t.island_of[static_cast<size_t>(p.rank)])].ranks.size(), "rank"),

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -17,37 +18,14 @@ constexpr int64_t kLinkGraceNs = 500'000'000;
 
 constexpr int64_t kLeastSpinNs = 4000;  // before a sleep that sockets end
 
-}  // namespace
-
-Links::Links(link::Arena &arena, const RankTable &ranks, Stores stores, int64_t spin_ns)
-    : arena_(arena), ranks_(ranks), stores_(stores), watch_(arena.doorbell()), spin_ns_(spin_ns), socket_spin_ns_(spin_ns) {}
-
-// ---- making links --------------------------------------------------------------------------------------------------------------------
-
-bootstrap::Peer &Links::connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared, int streams,
-                                Deadline deadline) {
-  const Lock one(connect_mutex_);
-  bootstrap::Peer &peer = mesh_->connect(endpoint, key, shared, 0, deadline);
-  if (streams > 0) {
-    {
-      const Lock lock(mutex_);
-      for (auto &l : links_)
-        if (l->peer == &peer && !l->shm) return peer;  // its streams belong to a link already
-    }
-    mesh_->connect(endpoint, key, shared, streams, deadline);
-    link_to(&peer, Carrier::Tcp);
-  }
-  return peer;
-}
-
 // All rings together leave most of the staging memory to slots.
-StreamRingBody Links::make_ring() {
+StreamRingBody make_ring(link::Arena &arena) {
   for (uint64_t capacity = link::ByteRing::kMostCapacity;; capacity /= 2) {
     const bool least = capacity == link::ByteRing::kLeastCapacity;
-    if (!least && arena_.staging_used() + capacity > arena_.staging_limit() / 8) continue;
+    if (!least && arena.staging_used() + capacity > arena.staging_limit() / 8) continue;
     try {
-      const uint64_t offset = arena_.allocate_staging(link::ByteRing::bytes(capacity));
-      new (arena_.base() + offset) link::ByteRing;
+      const uint64_t offset = arena.allocate_staging(link::ByteRing::bytes(capacity));
+      new (arena.base() + offset) link::ByteRing;
       return {offset, capacity};
     } catch (const Error &) {
       if (least) throw;
@@ -55,9 +33,82 @@ StreamRingBody Links::make_ring() {
   }
 }
 
+}  // namespace
+
+Links::Links(link::Arena &arena, const RankTable &ranks, Stores stores, int64_t spin_ns)
+    : arena_(arena), ranks_(ranks), stores_(stores), watch_(arena.doorbell()), spin_ns_(spin_ns), socket_spin_ns_(spin_ns) {}
+
+// ---- making links --------------------------------------------------------------------------------------------------------------------
+
+bootstrap::Peer &Links::connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared,
+                                const Streams *streams, Deadline deadline) {
+  const Lock one(connect_mutex_);
+  bootstrap::Peer &peer = mesh_->connect(endpoint, key, shared, 0, deadline);
+  if (!streams) return peer;
+  {
+    const Lock lock(mutex_);
+    if (find(&peer, streams->carrier)) return peer;  // its streams belong to a link already
+  }
+  if (streams->carrier == Carrier::Ucx) {
+    make_ucx_link(peer, streams->address);
+  } else {
+    mesh_->connect(endpoint, key, shared, streams->count, deadline);
+    link_to(&peer, Carrier::Tcp);
+  }
+  return peer;
+}
+
+std::vector<std::byte> Links::ucx_address() {
+  const Lock lock(ucx_mutex_);
+  if (!ucx_) ucx_ = std::make_unique<link::UcxWorker>();
+  return ucx_->address();
+}
+
+void Links::make_ucx_link(bootstrap::Peer &peer, std::span<const std::byte> address) {
+  uint64_t bytes = link::UcxLink::kMostMemory;
+  while (bytes > link::UcxLink::kLeastMemory && arena_.staging_used() + bytes > arena_.staging_limit() / 8) bytes /= 2;
+  const uint64_t offset = arena_.allocate_staging(bytes, link::Fill::AnyBytes);
+  auto slot = std::make_unique<LinkSlot>(*this);
+  try {
+    slot->peer = &peer;
+    auto made = std::make_unique<link::UcxLink>(
+        *ucx_, address, link::UcxPair{std::span(mesh_->self().process), std::span(peer.endpoint.process)},
+        std::span(arena_.base() + offset, bytes));
+    slot->ucx = made.get();
+    slot->link = std::move(made);
+  } catch (...) {
+    arena_.free_staging(offset);
+    throw;
+  }
+  slot->sockets = true;
+  has_sockets_.store(true, std::memory_order_release);
+  has_ucx_.store(true, std::memory_order_release);
+  const Lock lock(mutex_);
+  add(std::move(slot));
+}
+
+void Links::await_ucx(bootstrap::Peer &peer, Deadline deadline) {
+  LinkSlot *slot;
+  {
+    const Lock lock(mutex_);
+    slot = find(&peer, Carrier::Ucx);
+  }
+  if (!slot) return;
+  while (!slot->ucx->ready()) {
+    if (peer.lost.load(std::memory_order_acquire)) fail(Code::PeerLost, "it is gone: {}", peer.lost_text());
+    if (slot->broken_ns.load(std::memory_order_acquire) != 0)
+      fail(Code::PeerLost, "the connection by UCX breaks: {}; UCX_LOG_LEVEL=info makes UCX say more", slot->reason);
+    if (deadline.passed())
+      fail(Code::Timeout,
+           "UCX has not reached it in time; UCX_TLS and UCX_NET_DEVICES must leave both a way to the other, and "
+           "UCX_LOG_LEVEL=info makes UCX say more");
+    if (!drive(*slot)) ::usleep(50);
+  }
+}
+
 void Links::make_memory_link(LinkSlot &slot) {
   bootstrap::Peer *const peer = slot.peer;
-  const StreamRingBody mine = make_ring();
+  const StreamRingBody mine = make_ring(arena_);
   auto shm = std::make_unique<link::ShmLink>(link::ByteRing::at(arena_.base() + mine.offset), mine.capacity,
                                              &link::Arena::doorbell_of(peer->arena.data()), stores_);
   slot.shm = shm.get();
@@ -67,29 +118,39 @@ void Links::make_memory_link(LinkSlot &slot) {
   mesh_->send(*peer, static_cast<uint16_t>(Control::StreamRing), packed(mine));
 }
 
-link::Link *Links::link_to(bootstrap::Peer *peer, Carrier carrier) {
-  const bool memory = carrier == Carrier::Memory;
-  const Lock lock(mutex_);
+Links::LinkSlot *Links::find(const bootstrap::Peer *peer, Carrier carrier) {
   for (auto &l : links_)
-    if (l->peer == peer && (peer == nullptr || (l->shm != nullptr) == memory)) return l->link.get();
+    if (l->peer == peer && (peer == nullptr || l->carrier() == carrier)) return l.get();
+  return nullptr;
+}
+
+link::Link *Links::add(std::unique_ptr<LinkSlot> slot) {
   if (links_.size() >= link_table_.size()) fail(Code::Resource, "more than {} links in one process", link_table_.size());
-  auto slot = std::make_unique<LinkSlot>(*this);
-  slot->peer = peer;
-  if (!peer) {
-    slot->link = std::make_unique<link::LocalLink>(&arena_.doorbell());
-  } else if (memory) {
-    make_memory_link(*slot);
-  } else {
-    slot->link = std::make_unique<link::TcpLink>(std::move(peer->data));
-    slot->sockets = true;
-    has_sockets_.store(true, std::memory_order_release);
-  }
   link::Link *made = slot->link.get();
   const uint32_t n = link_count_.load(std::memory_order_relaxed);
   link_table_[n].store(slot.get(), std::memory_order_release);
   links_.push_back(std::move(slot));
   link_count_.store(n + 1, std::memory_order_release);
   return made;
+}
+
+link::Link *Links::link_to(bootstrap::Peer *peer, Carrier carrier) {
+  const Lock lock(mutex_);
+  if (LinkSlot *known = find(peer, carrier)) return known->link.get();
+  auto slot = std::make_unique<LinkSlot>(*this);
+  slot->peer = peer;
+  if (!peer) {
+    slot->link = std::make_unique<link::LocalLink>(&arena_.doorbell());
+  } else if (carrier == Carrier::Memory) {
+    make_memory_link(*slot);
+  } else if (carrier == Carrier::Tcp) {
+    slot->link = std::make_unique<link::TcpLink>(std::move(peer->data));
+    slot->sockets = true;
+    has_sockets_.store(true, std::memory_order_release);
+  } else {
+    fail(Code::Internal, "no link by UCX to {}", peer->endpoint.hostname);
+  }
+  return add(std::move(slot));
 }
 
 void Links::ring_came(bootstrap::Peer &peer, const StreamRingBody &ring) {

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "link/arena.hpp"
 #include "link/frame.hpp"
 #include "link/memory.hpp"
+#include "link/ucx.hpp"
 #include "process/control_wire.hpp"
 #include "process/local_rank.hpp"
 #include "process/rank_table.hpp"
@@ -31,7 +33,14 @@
 
 namespace isthmus::process {
 
-enum class Carrier : uint8_t { Memory, Tcp };
+enum class Carrier : uint8_t { Memory, Tcp, Ucx };
+
+// How frames go to a process where they do not go through memory.
+struct Streams {
+  Carrier carrier = Carrier::Tcp;
+  int count = 0;                       // Tcp: connections
+  std::span<const std::byte> address;  // Ucx: of the other process' worker
+};
 
 class Links final {
  public:
@@ -39,13 +48,20 @@ class Links final {
   Links(link::Arena &arena, const RankTable &ranks, Stores stores, int64_t spin_ns);
   void begin(bootstrap::Mesh &mesh) noexcept { mesh_ = &mesh; }  // before the first connect()
 
-  // The process with this endpoint, connected as asked. Idempotent.
-  bootstrap::Peer &connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared, int streams,
-                           Deadline deadline);
-  // The link to a process (null: this process), made at first use: through shared memory, or by TCP over peer->data.
+  // The process with this endpoint, connected as asked. `streams`: null, where its frames go through memory. Idempotent.
+  bootstrap::Peer &connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared,
+                           const Streams *streams, Deadline deadline);
+  // How UCX reaches this process. Throws Error(Unsupported): there is no UCX here.
+  std::vector<std::byte> ucx_address();
+  // Waits until the UCX link of that process, which connect() has made, is there on both sides.
+  void await_ucx(bootstrap::Peer &peer, Deadline deadline);
+  // The link to a process (null: this process), made at first use: through shared memory, or by TCP over peer->data. A UCX link is made by
+  // connect() alone.
   link::Link *link_to(bootstrap::Peer *peer, Carrier carrier);
   // A peer has made its ring for what it sends to this process (Control::StreamRing).
   void ring_came(bootstrap::Peer &peer, const StreamRingBody &ring);
+  // Whether some links make way only while a thread drives them: what they have sent has not left this process yet.
+  bool need_driving() const noexcept { return has_ucx_.load(std::memory_order_acquire); }
   bool any() const noexcept { return link_count_.load(std::memory_order_acquire) != 0; }
   int count() const noexcept { return static_cast<int>(link_count_.load()); }
 
@@ -89,12 +105,16 @@ class Links final {
     bootstrap::Peer *peer = nullptr;
     std::unique_ptr<link::Link> link;
     link::ShmLink *shm = nullptr;
+    link::UcxLink *ucx = nullptr;
     bool sockets = false;
+    Carrier carrier() const noexcept { return shm ? Carrier::Memory : ucx ? Carrier::Ucx : Carrier::Tcp; }
     std::string reason;  // why it is broken; published by broken_ns
     std::atomic<int64_t> broken_ns{0};
   };
-  StreamRingBody make_ring();
   void make_memory_link(LinkSlot &slot) ISTHMUS_REQUIRES(mutex_);
+  void make_ucx_link(bootstrap::Peer &peer, std::span<const std::byte> address);
+  link::Link *add(std::unique_ptr<LinkSlot> slot) ISTHMUS_REQUIRES(mutex_);
+  LinkSlot *find(const bootstrap::Peer *peer, Carrier carrier) ISTHMUS_REQUIRES(mutex_);
   bool drive(LinkSlot &slot);
   void poll_sockets(int64_t ns);
 
@@ -104,11 +124,13 @@ class Links final {
   bootstrap::Mesh *mesh_ = nullptr;
 
   Mutex connect_mutex_;
+  Mutex ucx_mutex_;                       // held while UCX begins
+  std::unique_ptr<link::UcxWorker> ucx_;  // constant once made; outlives its links
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<LinkSlot>> links_ ISTHMUS_GUARDED_BY(mutex_);  // append only
   std::array<std::atomic<LinkSlot *>, 4096> link_table_{};                   // the same, to be read without the lock
   std::atomic<uint32_t> link_count_{0};
-  std::atomic<bool> has_sockets_{false}, has_broken_{false};
+  std::atomic<bool> has_sockets_{false}, has_broken_{false}, has_ucx_{false};
   // Rings that came before this process had made its link.
   std::vector<std::pair<bootstrap::Peer *, StreamRingBody>> early_rings_ ISTHMUS_GUARDED_BY(mutex_);
 

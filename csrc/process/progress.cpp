@@ -15,6 +15,9 @@ namespace isthmus::process {
 
 namespace {
 
+// UCX may hold bytes back that a peer waits for, when the operation that sent them is over: where a socket was full, or a connection begins.
+constexpr int64_t kLinksNapNs = 20'000'000;
+
 thread_local const Progress *runs_here = nullptr;  // this thread is the progress thread of this Progress
 const InChild forgets_runs([](void *) noexcept { runs_here = nullptr; });
 
@@ -140,6 +143,7 @@ void Progress::make_calls() {
 void Progress::sleep_without_work(Listed &listed) {
   listed.ranks.clear();  // ranks must not live on here
   listed.version = ~uint64_t{0};
+  if (links_.need_driving()) links_.drive();
   Nap nap(bell_);
   if (stop_.load(std::memory_order_acquire) || due_.load(std::memory_order_acquire)) return;
   bool any;
@@ -147,7 +151,7 @@ void Progress::sleep_without_work(Listed &listed) {
     const Lock lock(mutex_);
     any = !active_.empty();
   }
-  if (!any) nap.sleep(1'000'000'000);
+  if (!any) nap.sleep(links_.need_driving() ? kLinksNapNs : 1'000'000'000);
 }
 
 void Progress::sleep_with_work(const Listed &listed, int64_t idle_ns) {

@@ -127,6 +127,7 @@ PYBIND11_MODULE(_core, m) {
   });
   m.def("settings", [] { return json_of(isthmus_settings); });
   m.def("devices", [] { return json_of(isthmus_devices); });
+  m.def("ucx", [] { return json_of(isthmus_ucx); });
   m.def("libraries", [] { return json_of(isthmus_libraries); });
   m.def(
       "measure", [](double seconds) { return json_of([seconds](char **json) { return isthmus_measure(seconds, json); }); },

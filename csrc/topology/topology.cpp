@@ -137,7 +137,7 @@ std::vector<int> memories_of(const std::vector<RankInfo> &ranks, Bridge bridge) 
   std::map<std::pair<std::string, std::string>, int> known;
   std::vector<int> first;
   for (const RankInfo &r : ranks) {
-    const std::pair key{r.host, bridge == Bridge::Tcp ? island_name(r) : std::string()};
+    const std::pair key{r.host, parts(bridge) ? island_name(r) : std::string()};
     first.push_back(known.try_emplace(key, static_cast<int>(first.size())).first->second);
   }
   return first;
@@ -158,7 +158,7 @@ Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge) {
   const bool one_host = on_one_host(t.ranks);
   // What parts ranks that no library serves, beside their hosts.
   const auto part_of = [&](const RankInfo &r) {
-    if (bridge == Bridge::Tcp) return island_name(r);
+    if (parts(bridge)) return island_name(r);
     return one_host || !r.ccl.empty() ? r.island : std::string();
   };
   std::map<std::tuple<std::string, std::string, std::string>, int> known;

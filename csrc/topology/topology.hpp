@@ -1,10 +1,10 @@
 // Who is where: what every rank tells the others, and the islands that follow from it. Pure data.
 //
 // An *island* is what the planner treats as one unit: the ranks on one host that share memory and have one label. Ranks without a label
-// are told apart by the names of their islands only where the bridge is "tcp", which parts those. Where the ranks stand on several hosts and the
-// bridge is not "tcp", labels part nothing: ranks of one host share memory, whatever else the communicator holds, so they are one island.
+// are told apart by the names of their islands only where the bridge is "tcp" or "ucx", which part those. Where the ranks stand on several hosts and
+// the bridge is "auto" or "shm", labels part nothing: ranks of one host share memory, whatever else the communicator holds, so they are one island.
 // Islands are ordered by their lowest rank, ranks in an island by number. When every rank of the communicator shares memory
-// with every other (one host, bridge not "tcp"), the plan is flat: all ranks read each other's slots, and islands only say
+// with every other (one host, bridge "auto" or "shm"), the plan is flat: all ranks read each other's slots, and islands only say
 // the order of the sums.
 //
 // Ranks with one vendor's collective library and one label are one island, on however many hosts: that library serves them, and
@@ -55,7 +55,9 @@ struct Island {
   IslandTable ccl_table;   // what all its ranks' can do
 };
 
-enum class Bridge : uint8_t { Auto, Shm, Tcp };
+enum class Bridge : uint8_t { Auto, Shm, Tcp, Ucx };
+// Whether the bridge goes by connections also between islands of one host.
+constexpr bool parts(Bridge bridge) noexcept { return bridge == Bridge::Tcp || bridge == Bridge::Ucx; }
 
 struct Topology {
   std::vector<RankInfo> ranks;  // by rank

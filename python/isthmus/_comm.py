@@ -168,7 +168,7 @@ def init(
       address. Under mpirun without an address the ranks meet through mpi4py, where that is installed.
     - **`unique_id`**: in place of an address, the bytes that rank 0's process got from isthmus.unique_id().
     - **`island`**: the label of this rank's island.
-    - **`bridge`**: "auto", "shm" or "tcp".
+    - **`bridge`**: "auto", "shm", "tcp" or "ucx".
     - **`timeout`**: the deadline of init and of each operation, in seconds.
     - **`settings`**: further settings (`isthmus doctor --settings`), as a mapping or as "NAME=value;NAME=value".
 

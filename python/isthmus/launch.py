@@ -344,7 +344,7 @@ def start(
     """Starts `ranks` copies of `command` on this machine. Raises ArgumentError where the command cannot be started.
 
     - **`islands`**: the labels of the islands, as text ("a:2,b:2") or as one entry for each rank.
-    - **`bridge`**: "auto", "shm" or "tcp".
+    - **`bridge`**: "auto", "shm", "tcp" or "ucx".
     - **`ccl`**: the libraries of islands that have one, as "a=oneccl".
     - **`env`**: variables for every rank.
     - **`each`**: further variables, one mapping for each rank. The value None takes a variable away.

@@ -97,7 +97,7 @@ def start(
     """Starts one process of `command` for each rank of the fleet, on this machine.
 
     - **`fleet`**: "VENDOR:RANKS" or "VENDOR:RANKS@ISLAND", joined by commas, as "nvidia:2,cpu:1".
-    - **`bridge`**: "auto", "shm" or "tcp".
+    - **`bridge`**: "auto", "shm", "tcp" or "ucx".
     - **`switches`**: switches of the simulation. {"JITTER_US": "0"} is REHEARSAL_JITTER_US=0 on all ranks. {"1:JITTER_US":
       "9"} is for rank 1 alone, and goes before a switch for all ranks.
     - **`links`**: a file with the rates of devices and of the bridges between islands (docs/explain/devices.md). With rates

@@ -55,7 +55,10 @@ void compare(const std::vector<RankBlob> &ranks) {
 
 topology::Bridge bridge_of(const Settings &settings) {
   const std::string &text = settings.text(Setting::Bridge);
-  return text == "tcp" ? topology::Bridge::Tcp : text == "shm" ? topology::Bridge::Shm : topology::Bridge::Auto;
+  return text == "tcp"   ? topology::Bridge::Tcp
+         : text == "ucx" ? topology::Bridge::Ucx
+         : text == "shm" ? topology::Bridge::Shm
+                         : topology::Bridge::Auto;
 }
 
 // The entries of `rates` for the islands of `t`. A communicator made by split need not have all islands.

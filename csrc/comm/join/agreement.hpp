@@ -8,6 +8,7 @@
 #include "comm/join/invitation.hpp"
 #include "comm/join/offer.hpp"
 #include "comm/join/rollback.hpp"
+#include "process/links.hpp"
 #include "topology/topology.hpp"
 
 namespace isthmus::comm::join {
@@ -29,6 +30,10 @@ struct Agreement {
   std::vector<topology::RankInfo> infos;  // of the ranks, with their addresses
   topology::Bridge bridge = topology::Bridge::Auto;
   Map map;
+  // What carries frames where Map::streamed().
+  process::Carrier carrier() const noexcept {
+    return bridge == topology::Bridge::Ucx ? process::Carrier::Ucx : process::Carrier::Tcp;
+  }
   std::optional<topology::Island> island;  // of this rank, where a library serves it
   Rollback key;                            // the job's: the mesh takes connections of peers that prove the key
 };

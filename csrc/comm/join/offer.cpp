@@ -155,6 +155,9 @@ Offer make_offer(const Invitation &invitation) {
   offer.index = Rollback([context, index = mine.index] { context->ranks().release(index); });
   Attempts attempt(invitation);
   attempt([&] {
+    if (invitation.settings.text(Setting::Bridge) == "ucx") mine.ucx = context->links().ucx_address();
+  });
+  attempt([&] {
     mine.mailbox = context->arena().allocate_mailbox(mailbox_bytes(invitation));
     offer.mailbox = Rollback([context, at = mine.mailbox] { context->arena().free_mailbox(at); });
   });

@@ -66,6 +66,7 @@ void share_no_memory(Making &m, Attempts &attempt) {
   for (size_t q = 0; q < m.world(); ++q)
     if (auto *&process = m.wiring.processes[q])
       attempt([&] { process = connect(invitation, m.agreement, m.map, static_cast<int>(q), Reach::TcpAlone); });
+  attempt([&] { await_links(invitation, m.agreement, m.wiring.processes); });
 }
 
 void settle_terms(Making &m) {
@@ -174,7 +175,7 @@ void reach_peer(const Making &m, size_t q, engine::PeerRank &p) {
     p.mail = std::launder(reinterpret_cast<engine::Mailbox *>(base + at));
     p.bell = &link::Arena::doorbell_of(base);
   }
-  p.link = m.context().links().link_to(p.process, p.process && p.arena ? process::Carrier::Memory : process::Carrier::Tcp);
+  p.link = m.context().links().link_to(p.process, p.process && p.arena ? process::Carrier::Memory : m.agreement.carrier());
 }
 
 void reach_peers(Making &m, rank::Rank &local) {
@@ -228,14 +229,16 @@ void note_made(const Making &m, const std::string &library) {
   const topology::RankInfo &mine = m.offer.blob.info;
   const Device &device = m.offer.device;
   const size_t islands = m.map.topology.islands.size();
-  const bool flat = m.map.memory.flat;
+  const bool flat = m.map.memory.flat, ucx = m.agreement.carrier() == process::Carrier::Ucx;
   ISTHMUS_INFO("communicator '{}': rank {} of {} on {}{}, {} island{}{}{}, {}{}; tcp streams {}", m.invitation.name,
                m.invitation.rank, m.invitation.world, mine.hostname,
                device.host() ? "" : formatted(", {} ({})", device.text(), mine.device_name), islands,
                islands == 1 ? "" : "s", mine.island.empty() ? "" : " (this rank: " + mine.island + ")", library,
-               flat ? "all in shared memory" : "shared memory inside, tcp between them",
+               flat  ? "all in shared memory"
+               : ucx ? "shared memory inside, ucx between them"
+                     : "shared memory inside, tcp between them",
                m.map.topology.measured ? ", bridges weighed by profiles" : "",
-               flat ? 0 : m.invitation.settings.integer(Setting::TcpStreams));
+               flat || ucx ? 0 : m.invitation.settings.integer(Setting::TcpStreams));
 }
 
 }  // namespace

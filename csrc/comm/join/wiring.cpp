@@ -138,13 +138,24 @@ class WatchOverPeers {
 
 bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreement, const Map &map, int q, Reach reach) {
   const RankBlob &theirs = agreement.ranks[static_cast<size_t>(q)];
-  const int streams = static_cast<int>(invitation.settings.integer(Setting::TcpStreams));
+  const process::Streams streams{agreement.carrier(), static_cast<int>(invitation.settings.integer(Setting::TcpStreams)),
+                                 theirs.ucx};
   try {
     return &invitation.context->links().connect(theirs.endpoint, agreement.ranks[0].key, reach == Reach::MemoryToo,
-                                                map.streamed(invitation.rank, q) ? streams : 0, invitation.deadline);
+                                                map.streamed(invitation.rank, q) ? &streams : nullptr, invitation.deadline);
   } catch (const Error &e) {  // the mesh names a process, and users know ranks
     throw Error(e.code(), formatted("rank {} (pid {} on {}): {}", q, theirs.info.pid, theirs.info.hostname, e.text()));
   }
+}
+
+void await_links(const Invitation &invitation, const Agreement &agreement, std::span<bootstrap::Peer *const> processes) {
+  if (agreement.carrier() != process::Carrier::Ucx) return;
+  for (size_t q = 0; q < processes.size(); ++q) try {
+      if (processes[q]) invitation.context->links().await_ucx(*processes[q], invitation.deadline);
+    } catch (const Error &e) {
+      const topology::RankInfo &theirs = agreement.ranks[q].info;
+      throw Error(e.code(), formatted("rank {} (pid {} on {}): {}", q, theirs.pid, theirs.hostname, e.text()));
+    }
 }
 
 Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &agreement) {
@@ -174,6 +185,7 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
     });
     if (same_host && process && !process->arena) mine.vote = Ballot::Vote::NoMemory;
   }
+  attempt([&] { await_links(invitation, agreement, wiring.processes); });
   invitation.exchange.watch(WatchOverPeers(invitation, agreement, wiring, attempt.trouble()));
   // Before the vote: a rank that waits inside a library would take a rank without a stream for late.
   attempt([&] {

@@ -28,5 +28,7 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
 // Connects this process with the process of rank `q`, as `map` says.
 enum class Reach : uint8_t { MemoryToo, TcpAlone };
 bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreement, const Map &map, int q, Reach reach);
+// Behind all connect() of a step: waits for the other side of those links that need it.
+void await_links(const Invitation &invitation, const Agreement &agreement, std::span<bootstrap::Peer *const> processes);
 
 }  // namespace isthmus::comm::join

@@ -96,7 +96,7 @@ typedef struct isthmus_options {
   const char *address;    /* "host:port" of rank 0, which listens there; IPv6 as "[::1]:port" */
   const char *name;       /* of the communicator, for messages; may be NULL */
   const char *island;     /* label; NULL: ISTHMUS_ISLAND, else one island */
-  const char *bridge;     /* "auto", "shm" or "tcp"; NULL: ISTHMUS_BRIDGE */
+  const char *bridge;     /* "auto", "shm", "tcp" or "ucx"; NULL: ISTHMUS_BRIDGE */
   double timeout;         /* default deadline of operations and of init; 0: ISTHMUS_TIMEOUT */
   const char *settings;   /* further settings, "NAME=value;NAME=value" with the names of `isthmus doctor --settings`; or NULL */
   /* Whom this rank takes for the members, as text ("global ranks 0,3"; at most 1 KiB): where ranks say unlike texts init fails on all of
@@ -226,6 +226,9 @@ ISTHMUS_API isthmus_result isthmus_settings(char **json); /* every setting: name
 /* The vendors' collective libraries that can serve islands, as far as this process finds them (ISTHMUS_CCL_LIBRARY, else the loader):
  * [{"family", "found", "version", "path", "text": why not}]. Opens them. */
 ISTHMUS_API isthmus_result isthmus_libraries(char **json);
+/* UCX, which ISTHMUS_BRIDGE=ucx needs, as far as this process finds it: {"found", "version", "path", "transports": ["tcp/eth0", ..] as
+ * UCX_TLS has them, "rdma": whether one of them goes through an RDMA device, "text": why not}. Opens it. */
+ISTHMUS_API isthmus_result isthmus_ucx(char **json);
 /* The vendors' devices that this process sees (ISTHMUS_DEVICE): [{"vendor", "found", "version", "devices": [{"number", "name", "numa",
  * "gates": whether a stream can wait for the host}], "text": why not}]. Opens the vendors' drivers. */
 ISTHMUS_API isthmus_result isthmus_devices(char **json);

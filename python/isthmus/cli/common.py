@@ -19,7 +19,7 @@ _RANK_VARIABLES = ("ISTHMUS_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", 
 def add_rank_options(parser: argparse.ArgumentParser, default_ranks: int | None = None) -> None:
     parser.add_argument("--ranks", type=int, metavar="N", default=default_ranks, help="start N local ranks")
     parser.add_argument("--islands", metavar="a:2,b:2", help="labels of the ranks' islands, in order")
-    parser.add_argument("--bridge", choices=["auto", "shm", "tcp"], help="link between the islands")
+    parser.add_argument("--bridge", choices=["auto", "shm", "tcp", "ucx"], help="link between the islands")
     parser.add_argument("--ccl", metavar="a=oneccl", help="libraries that serve islands, by label")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds for the whole run (default 60)")
 

@@ -146,6 +146,7 @@ def examine() -> list[Finding]:
     findings.append(environment())
     findings += devices()
     findings += libraries()
+    findings.append(ucx())
     findings.append(front_doors())
     return findings
 
@@ -201,6 +202,21 @@ def libraries() -> list[Finding]:
             asked = found["family"] == wanted
             findings.append(Finding(found["family"], "bad" if asked else "note", found["text"], "", asked))
     return findings
+
+
+def ucx() -> Finding:
+    """What a bridge of RDMA needs; nobody else does."""
+    asked = False
+    with contextlib.suppress(Error):  # a setting that cannot be read; environment() says which
+        asked = next(row for row in settings() if row["name"] == "ISTHMUS_BRIDGE")["value"] == "ucx"
+    found = json.loads(_core.ucx())
+    if not found["found"]:
+        return Finding("ucx", "bad" if asked else "note", found["text"], "", asked)
+    text = f"{found['version']}, {found['path']}; over {', '.join(found['transports'])}; "
+    text += "ISTHMUS_BRIDGE=ucx, as this environment has it" if asked else "ISTHMUS_BRIDGE=ucx takes it between islands"
+    if not found["rdma"]:
+        text += "; no RDMA device, and without one ISTHMUS_BRIDGE=tcp is as good"
+    return Finding("ucx", "ok", text)
 
 
 def front_doors() -> Finding:

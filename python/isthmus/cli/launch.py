@@ -18,7 +18,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--ranks", type=int, required=True, metavar="N")
     parser.add_argument("--islands", metavar="a:2,b:2", help="labels of the ranks' islands, in order")
-    parser.add_argument("--bridge", choices=["auto", "shm", "tcp"], help="link between the islands")
+    parser.add_argument("--bridge", choices=["auto", "shm", "tcp", "ucx"], help="link between the islands")
     parser.add_argument("--ccl", metavar="a=oneccl", help="libraries that serve islands, by label")
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds, after which the ranks are killed")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="after --: the program and its arguments")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-LINK_NAMES = {"memory": "shared memory", "shm": "shared memory", "tcp": "TCP", "self": "one rank"}
+LINK_NAMES = {"memory": "shared memory", "shm": "shared memory", "tcp": "TCP", "ucx": "UCX", "self": "one rank"}
 CPU = "cpu"
 
 

@@ -23,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="nvidia:2,cpu:1",
         help=f"the ranks in order, as VENDOR:RANKS or VENDOR:RANKS@ISLAND, of {', '.join(rehearse.VENDORS)}",
     )
-    parser.add_argument("--bridge", choices=["auto", "shm", "tcp"], help="link between the islands")
+    parser.add_argument("--bridge", choices=["auto", "shm", "tcp", "ucx"], help="link between the islands")
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds, after which the ranks are killed")
     parser.add_argument(
         "--set",
