@@ -341,9 +341,12 @@ isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int
     *result = nullptr;
     if (count < 0 || (count > 0 && !excluded))
       i::fail(Code::Argument, "shrink: {} excluded ranks and no list of them", count);
+    if (mode < ISTHMUS_SHRINK_KEEP || mode > ISTHMUS_SHRINK_AGREE)
+      i::fail(Code::Argument, "shrink: there is no mode {}", static_cast<int>(mode));
+    using Shrink = i::comm::Communicator::Shrink;
     const std::vector<int> gone(excluded, excluded + count);
     auto handle = std::make_unique<isthmus_comm>();
-    handle->communicator = CallInside(comm, "shrink")->shrink(gone, mode != ISTHMUS_SHRINK_KEEP, name ? name : "");
+    handle->communicator = CallInside(comm, "shrink")->shrink(gone, static_cast<Shrink>(mode), name ? name : "");
     i::observe::watch(handle->communicator);
     *result = handle.release();
     return ISTHMUS_OK;
@@ -357,6 +360,21 @@ isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int *ranks, int 
     CallInside(comm, "exchange")
         ->exchange({ranks, ranks + count}, {static_cast<const std::byte *>(send), bytes}, static_cast<std::byte *>(recv),
                    timeout);
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_comm_agree(isthmus_comm_t comm, uint64_t *flags, uint8_t *out, int allow_minority, double timeout) {
+  return guarded([&] {
+    if (!flags || !out) i::fail(Code::Argument, "agree: flags and out must not be NULL");
+    const CallInside inside(comm, "agree");
+    const int size = inside->size();
+    std::vector<int> suspects;
+    for (int r = 0; r < size; ++r)
+      if (out[r]) suspects.push_back(r);
+    const i::rank::Verdict verdict = inside->agree(*flags, suspects, allow_minority != 0, timeout);
+    *flags = verdict.flags;
+    for (int r = 0; r < size; ++r) out[r] = verdict.out.has(r);
     return ISTHMUS_OK;
   });
 }

@@ -59,6 +59,8 @@ std::string Peer::lost_text() const {
 
 bool Peer::said_farewell() const { return state_ && lost.load(std::memory_order_acquire) && state_->bye; }
 
+bool Peer::surely_ended() const { return state_ && lost.load(std::memory_order_acquire) && state_->surely; }
+
 Mesh::State::State(const Settings &settings, MeshEvents &handler, int arena_fd, size_t arena_bytes,
                    const std::string &route_hint)
     : events(handler),

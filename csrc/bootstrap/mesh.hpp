@@ -67,6 +67,10 @@ class Peer {  // another process. Lives as long as the mesh.
   std::atomic<bool> lost{false};
   std::string lost_text() const;  // why, once lost
   bool said_farewell() const;     // once lost: it shut Isthmus down, as a process does that gives up or ends well
+  // Once lost: the process has ended or shut Isthmus down, and not merely the way to it. A peer of another host counts as ended where it has
+  // closed the connection in order, and not where the connection was reset.
+  bool surely_ended() const;
+
  private:
   friend class Mesh;
   struct State;

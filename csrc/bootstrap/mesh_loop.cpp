@@ -155,6 +155,8 @@ void Mesh::State::on_readable(Peer &peer) {
     } else if (n == 0 || errno == ECONNRESET || errno == EPIPE) {
       // A socket tells an error once. A sender may have been told, and then reading finds an end and nothing else.
       const int sending = error_of_sending();
+      // A peer of this host is connected by a Unix socket, which nothing else than the peer's end closes.
+      p.surely = watched || (n == 0 && sending == 0);
       end = p.bye     ? "shut Isthmus down"
             : sending ? system_text(kUnreachable, sending)
             : p.ended ? "ended"
@@ -182,6 +184,7 @@ void Mesh::State::lose(Peer &peer, const std::string &why) {
     Peer::State &p = *peer.state_;
     const Lock lock(p.mutex);
     p.why = why;
+    p.surely = p.surely || p.bye || p.ended;
     peer.lost.store(true, std::memory_order_release);  // publishes `why`
     // Removed by hand: in a process that is just being forked a copy of the descriptor would keep the epoll entry alive.
     ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, p.control.get(), nullptr);

@@ -29,9 +29,10 @@ struct Peer::State {
   bool full_logged ISTHMUS_GUARDED_BY(mutex) = false;
   std::string why ISTHMUS_GUARDED_BY(mutex);  // once lost
 
-  net::FrameReader reader;  // control thread only, as are the next two
+  net::FrameReader reader;  // control thread only, as are the next three
   bool bye = false;         // the peer has said farewell
   bool ended = false;       // the peer's pidfd says that the process has ended
+  bool surely = false;      // the peer has ended, and not only the way to it
 };
 
 struct Known {

@@ -102,20 +102,64 @@ void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::
   local_->exchange().all_gather("exchange", ranks, send, recv, Deadline(timeout > 0 ? timeout : this->timeout()));
 }
 
-std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &excluded, bool abort, const std::string &name) {
+void Communicator::check_ranks(const char *what, const std::vector<int> &ranks) const {
+  for (const int r : ranks)
+    if (r < 0 || r >= size()) fail(Code::Argument, "{}: there is no rank {} among {}", what, r, size());
+}
+
+std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &excluded, Shrink mode, const std::string &name) {
   if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
-  std::vector<int> left;
-  for (const int r : excluded)
-    if (r < 0 || r >= size()) fail(Code::Argument, "shrink: rank {} of {} cannot be excluded", r, size());
-  for (int r = 0; r < size(); ++r)
-    if (std::find(excluded.begin(), excluded.end(), r) == excluded.end()) left.push_back(r);
-  const auto mine = std::find(left.begin(), left.end(), rank());
-  if (mine == left.end()) fail(Code::Argument, "shrink: rank {} is among those that are excluded", rank());
-  if (abort) this->abort("shrink");
+  check_ranks("shrink", excluded);
+  if (std::find(excluded.begin(), excluded.end(), rank()) != excluded.end())
+    fail(Code::Argument, "shrink: rank {} is among those that are excluded", rank());
+  if (mode != Shrink::Keep) this->abort("shrink");
   else if (const Status s = local_->core().failure(); local_->core().failed())
     throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort");
   const Lock lock(split_mutex_);
   const Deadline deadline(timeout());
+  if (mode == Shrink::Agree) return shrink_agreed(excluded, name, deadline);
+  std::vector<int> left;
+  for (int r = 0; r < size(); ++r)
+    if (std::find(excluded.begin(), excluded.end(), r) == excluded.end()) left.push_back(r);
+  return shrink_to(left, name, deadline);
+}
+
+// The ranks agree twice: on who is left, and on whether all of those have the new communicator. Where one has not, because a rank was lost
+// meanwhile, nobody has it, and they begin again.
+//
+//   agree: who is out --> make it --> agree: have all made it? --> yes: done
+//        ^                                                    \--> no: let go of it, again
+//        +--------------------------------------------------------------------+
+std::shared_ptr<Communicator> Communicator::shrink_agreed(const std::vector<int> &excluded, const std::string &name,
+                                                          Deadline deadline) {
+  rank::RankAgreement &agreement = local_->agreement();
+  std::vector<int> suspects = excluded;
+  for (;;) {
+    agreement.agree(1, suspects, false, deadline);
+    const rank::RankSet members = agreement.members();
+    std::vector<int> left;
+    for (int r = 0; r < size(); ++r)
+      if (members.has(r)) left.push_back(r);
+    std::shared_ptr<Communicator> made;
+    Status why;
+    try {
+      made = shrink_to(left, name, deadline);
+    } catch (const Error &e) { why = {e.code(), e.text()}; }
+    const rank::Verdict all = agreement.agree(made ? 1 : 0, {}, false, deadline);
+    if (all.flags != 0) return made;
+    if (made) made->destroy();
+    // A rank that could not take part for another reason than a loss would fail again.
+    if (agreement.members() == members && !why.ok() && why.code != Code::PeerLost) throw Error(why.code, why.text);
+    if (agreement.members() == members && deadline.passed())
+      fail(Code::Timeout, "shrink of '{}' on rank {}: no communicator of the ranks that are left came about in time: {}",
+           this->name(), rank(), why.ok() ? "another rank could not make it" : why.text);
+    suspects.clear();
+  }
+}
+
+std::shared_ptr<Communicator> Communicator::shrink_to(const std::vector<int> &left, const std::string &name,
+                                                      Deadline deadline) {
+  const auto mine = std::find(left.begin(), left.end(), rank());
   // The first rank that is left gives the others an id: nothing is collective over a communicator from which ranks are gone.
   std::array<std::byte, 128> id{};
   std::vector<std::byte> ids(left.size() * id.size());
@@ -135,6 +179,15 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
   invitation.name = name.empty() ? this->name() + "/shrink" : name;
   invitation.members = said;
   return make(invitation, use_.again());
+}
+
+rank::Verdict Communicator::agree(uint64_t flags, const std::vector<int> &suspects, bool alone, double timeout) {
+  if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", name());
+  check_ranks("agree", suspects);
+  if (std::find(suspects.begin(), suspects.end(), rank()) != suspects.end())
+    fail(Code::Argument, "agree: rank {} names itself", rank());
+  if (timeout < 0) fail(Code::Argument, "agree: timeout {}: must be above 0 seconds, or 0 for the communicator's", timeout);
+  return local_->agreement().agree(flags, suspects, alone, Deadline(timeout > 0 ? timeout : this->timeout()));
 }
 
 }  // namespace isthmus::comm

@@ -69,12 +69,19 @@ void ControlRoom::take_out_of_band(std::span<const std::byte> body) {
   else rank->came_out_of_band(h->rank, h->about, h->number, body);
 }
 
+void ControlRoom::take_agree(std::span<const std::byte> body) {
+  const auto h = unpack<AgreeHead>(body);
+  if (!h) return;
+  if (const auto rank = ranks_.at(h->member, h->epoch)) rank->came_of_agreement(*h, body);
+}
+
 void ControlRoom::take(Control type, std::span<const std::byte> body) {
   switch (type) {
     case Control::Abort: return take_abort(body);
     case Control::Credit: return take_credit(body);
     case Control::Leave: return take_leave(body);
     case Control::OutOfBand: return take_out_of_band(body);
+    case Control::Agree: return take_agree(body);
     default: return;
   }
 }
@@ -108,6 +115,7 @@ void ControlRoom::on_message(bootstrap::Peer &peer, uint16_t type, std::span<con
     case Control::Abort:
     case Control::Credit:
     case Control::OutOfBand:
+    case Control::Agree:
     case Control::Leave: take(static_cast<Control>(type), body); break;
     case Control::Query: {
       const auto q = unpack<QueryBody>(body);

@@ -56,6 +56,7 @@ class ControlRoom final : public bootstrap::MeshEvents {
   void take_credit(std::span<const std::byte> body);
   void take_leave(std::span<const std::byte> body);
   void take_out_of_band(std::span<const std::byte> body);
+  void take_agree(std::span<const std::byte> body);
   void take(Control type, std::span<const std::byte> body);  // what a rank of this process is told
   Answer answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const;
 

@@ -11,7 +11,16 @@
 
 namespace isthmus::process {
 
-enum class Control : uint16_t { Credit = 1, Abort = 2, Query = 3, Reply = 4, StreamRing = 5, Leave = 6, OutOfBand = 7 };
+enum class Control : uint16_t {
+  Credit = 1,
+  Abort = 2,
+  Query = 3,
+  Reply = 4,
+  StreamRing = 5,
+  Leave = 6,
+  OutOfBand = 7,
+  Agree = 8
+};
 
 // `member` is the index of the communicator in the receiving process. A body of another `epoch` is for an earlier communicator of that
 // index.
@@ -84,6 +93,15 @@ struct OutOfBandHead {  // the bytes of OutOfBand follow
   uint64_t about, number;
 };
 static_assert(sizeof(OutOfBandHead) == 32);
+
+struct AgreeHead {  // a word of an agreement (rank/consensus.hpp); `words` numbers of 64 bits follow, a bit for each rank
+  uint32_t member, epoch, rank;
+  uint32_t kind;    // rank::Word::Kind
+  uint64_t number;  // of the agreement, in the communicator
+  uint64_t ballot, accepted, flags;
+  uint32_t alone, words;
+};
+static_assert(sizeof(AgreeHead) == 56);
 
 template <class T>
 concept ControlStruct = std::is_trivially_copyable_v<T> && std::has_unique_object_representations_v<T>;  // no padding

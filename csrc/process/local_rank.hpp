@@ -54,6 +54,7 @@ class ControlReceiver {
   virtual void peer_left_library(uint32_t rank) noexcept = 0;
   virtual void came_out_of_band(uint32_t rank, uint64_t about, uint64_t number, std::span<const std::byte> bytes) = 0;
   virtual void withdrawn_out_of_band(uint32_t rank, uint64_t number) = 0;
+  virtual void came_of_agreement(const AgreeHead &head, std::span<const std::byte> ranks) = 0;
   // `state`: what has become of the process, for the text ("is gone").
   virtual void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept = 0;
   // The communicator fails on this rank. The first failure counts. Any thread.

@@ -232,7 +232,7 @@ py::object PythonCommunicator::split(int color, int key, const std::optional<std
   return py::capsule(static_cast<void *>(child), kHandleCapsule);
 }
 
-py::object PythonCommunicator::shrink(const std::vector<int> &exclude, bool abort, const std::optional<std::string> &name) {
+py::object PythonCommunicator::shrink(const std::vector<int> &exclude, int mode, const std::optional<std::string> &name) {
   isthmus_comm_t c = handle("shrink");
   if (!c) throw PythonError();
   const ActiveCall use(this);
@@ -240,11 +240,34 @@ py::object PythonCommunicator::shrink(const std::vector<int> &exclude, bool abor
   isthmus_result result;
   {
     NoGil nogil;
-    result = isthmus_comm_shrink(c, exclude.data(), static_cast<int>(exclude.size()),
-                                 abort ? ISTHMUS_SHRINK_ABORT : ISTHMUS_SHRINK_KEEP, text(name), &child);
+    result = isthmus_comm_shrink(c, exclude.data(), static_cast<int>(exclude.size()), static_cast<isthmus_shrink_mode>(mode),
+                                 text(name), &child);
   }
   check(result);
   return py::capsule(static_cast<void *>(child), kHandleCapsule);
+}
+
+py::tuple PythonCommunicator::agree(uint64_t flags, const std::vector<int> &failed, bool allow_minority,
+                                    std::optional<double> timeout) {
+  isthmus_comm_t c = handle("agree");
+  if (!c) throw PythonError();
+  const ActiveCall use(this);
+  std::vector<uint8_t> out(static_cast<size_t>(isthmus_comm_size(c)));
+  for (const int rank : failed) {
+    if (rank < 0 || static_cast<size_t>(rank) >= out.size())
+      raise_argument("agree: there is no rank %d among %zu", rank, out.size());
+    out[static_cast<size_t>(rank)] = 1;
+  }
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_agree(c, &flags, out.data(), allow_minority, timeout.value_or(0));
+  }
+  check(result);
+  py::list gone;
+  for (size_t rank = 0; rank < out.size(); ++rank)
+    if (out[rank]) gone.append(rank);
+  return py::make_tuple(flags, gone);
 }
 
 std::string PythonCommunicator::topology() {

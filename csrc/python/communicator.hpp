@@ -48,7 +48,9 @@ class PythonCommunicator {
   uint64_t sequence();
   py::object error();  // None, or the exception that says why the communicator can no longer be used
   py::object split(int color, int key, const std::optional<std::string> &name);  // a capsule, or None
-  py::object shrink(const std::vector<int> &exclude, bool abort, const std::optional<std::string> &name);  // a capsule
+  // A capsule. mode: isthmus_shrink_mode.
+  py::object shrink(const std::vector<int> &exclude, int mode, const std::optional<std::string> &name);
+  py::tuple agree(uint64_t flags, const std::vector<int> &failed, bool allow_minority, std::optional<double> timeout);
   std::string topology();
   std::string dump();
   std::string explain(const std::string &collective, uint64_t count, py::object dtype, py::object op, int root);

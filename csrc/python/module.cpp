@@ -80,7 +80,9 @@ void add_communicator(py::module_ &m) {
       .def("set_timeout", &PythonCommunicator::set_timeout, py::arg("seconds"),
            "Sets the deadline of this rank's later operations, in seconds.")
       .def("_split", &PythonCommunicator::split, py::arg("color"), py::arg("key"), py::arg("name"))
-      .def("_shrink", &PythonCommunicator::shrink, py::arg("exclude"), py::arg("abort"), py::arg("name"))
+      .def("_shrink", &PythonCommunicator::shrink, py::arg("exclude"), py::arg("mode"), py::arg("name"))
+      .def("_agree", &PythonCommunicator::agree, py::arg("flags"), py::arg("failed"), py::arg("allow_minority"),
+           py::arg("timeout"))
       .def("_topology", &PythonCommunicator::topology)
       .def("_dump", &PythonCommunicator::dump)
       .def("_measure_leader_exchange", &PythonCommunicator::measure_leader_exchange, py::arg("seconds"))

@@ -57,6 +57,7 @@ Rank::Rank(RankSetup &s, Parts parts)
       driver_(core_, collectives_, messages_, health_, blame_),
       events_(core_, collectives_, messages_, driver_),
       exchange_(core_),
+      agreement_(core_),
       departure_(core_, collectives_, messages_, driver_, s.mailbox_offset) {}
 
 Rank::~Rank() {

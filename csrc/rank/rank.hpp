@@ -22,6 +22,7 @@
 #include "engine/device_health.hpp"
 #include "rank/driver.hpp"
 #include "rank/peer_events.hpp"
+#include "rank/rank_agreement.hpp"
 #include "rank/names.hpp"
 #include "rank/rank_exchange.hpp"
 #include "rank/rank_port.hpp"
@@ -83,6 +84,7 @@ class Rank final : public std::enable_shared_from_this<Rank>, private OperationS
   RankDriver &driver() noexcept { return driver_; }
   PeerEvents &events() noexcept { return events_; }
   RankExchange &exchange() noexcept { return exchange_; }
+  RankAgreement &agreement() noexcept { return agreement_; }
   process::LocalRank &port() noexcept { return port_; }
 
   // Submission. The operation is fully described (call, blocks, plan or one-hop) and the submitter holds a reference.
@@ -111,6 +113,7 @@ class Rank final : public std::enable_shared_from_this<Rank>, private OperationS
   RankDriver driver_;
   PeerEvents events_;
   RankExchange exchange_;
+  RankAgreement agreement_;
   Departure departure_;
   InlineOperation inline_;
 };

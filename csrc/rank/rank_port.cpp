@@ -37,6 +37,9 @@ void RankPort::received_frame(const link::FrameHeader &h) {
 }
 
 void RankPort::link_broken(const link::Link *link, const std::string &why) noexcept {
+  for (int q = 0; q < world(); ++q)
+    if (const PeerRank &p = rank_.peers()[static_cast<size_t>(q)]; p.link == link && p.process && !p.left.load())
+      rank_.agreement().cut(q);
   rank_.events().link_broken(link, why);
 }
 
@@ -49,7 +52,10 @@ process::PathTo RankPort::path_to(int rank) const noexcept {
 
 void RankPort::credit(uint32_t rank, uint64_t granted) noexcept { rank_.events().credit(rank, granted); }
 
-void RankPort::peer_left(uint32_t rank, uint64_t done, Leaving how) noexcept { rank_.events().left(rank, done, how); }
+void RankPort::peer_left(uint32_t rank, uint64_t done, Leaving how) noexcept {
+  rank_.events().left(rank, done, how);
+  rank_.agreement().look();
+}
 
 void RankPort::peer_left_library(uint32_t rank) noexcept { rank_.events().left(rank, 0, Leaving::LibraryEnded); }
 
@@ -59,8 +65,13 @@ void RankPort::came_out_of_band(uint32_t rank, uint64_t about, uint64_t number, 
 
 void RankPort::withdrawn_out_of_band(uint32_t rank, uint64_t number) { rank_.exchange().inbox().withdrawn(rank, number); }
 
+void RankPort::came_of_agreement(const process::AgreeHead &head, std::span<const std::byte> ranks) {
+  rank_.agreement().came(head, ranks);
+}
+
 void RankPort::peer_lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept {
   rank_.events().lost(process, why, state);
+  rank_.agreement().look();
 }
 
 void RankPort::fail(Failure why, Tell whom) noexcept { rank_.core().fail(std::move(why), whom); }

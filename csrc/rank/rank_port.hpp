@@ -31,6 +31,7 @@ class RankPort final : public process::LocalRank {
   void peer_left_library(uint32_t rank) noexcept override;
   void came_out_of_band(uint32_t rank, uint64_t about, uint64_t number, std::span<const std::byte> bytes) override;
   void withdrawn_out_of_band(uint32_t rank, uint64_t number) override;
+  void came_of_agreement(const process::AgreeHead &head, std::span<const std::byte> ranks) override;
   void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept override;
   void fail(Failure why, Tell whom) noexcept override;
   void raised(std::string_view what, bool first) noexcept override;

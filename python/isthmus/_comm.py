@@ -11,6 +11,8 @@ from typing import Any
 from . import _core, _ending
 from ._errors import ArgumentError, ConfigError
 
+_KEEP, _ABORT, _AGREE = range(3)  # isthmus_shrink_mode
+
 __all__ = ["Comm", "Explanation", "context_stats", "from_mpi", "group", "init", "settings", "unique_id"]
 
 
@@ -68,14 +70,51 @@ class Comm(_core.Comm):
         child._name = name or f"{self.name}.{color}"
         return child
 
-    def shrink(self, exclude: Sequence[int], *, abort: bool = False, name: str | None = None) -> Comm:
-        """Makes a communicator of all ranks but those in `exclude`. Collective over the ranks of the new communicator.
+    def agree(
+        self,
+        flags: int = 2**64 - 1,
+        failed: Sequence[int] = (),
+        *,
+        allow_minority: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[int, list[int]]:
+        """Agrees with the ranks that live, also where this communicator has failed or was aborted. Collective over them.
 
-        The excluded ranks need not live, and do not call. With abort=True this communicator is aborted first: ranks that
-        have lost others go on in this way. This communicator must still be destroyed. Where a further rank is lost during
-        the call, all remaining ranks get an error, and may call again with a longer list.
+        Returns the AND of the ranks' `flags` (64 bits) and the ranks that are out: those that are gone, and those that any
+        rank names in `failed`. All ranks get the same answer, whichever rank is lost meanwhile. The flags of a rank that is
+        out do not count.
+
+        A rank that was named and lives gets AbortedError, and takes part in no more agreements. TimeoutError: a rank has not
+        called; it may be named in the next call. PeerLostError: the ranks that are left are no more than half, and a missing
+        one may live. `allow_minority=True`, on all ranks, goes on in spite of that. A call that fails does not count: the
+        next call goes on with the same agreement.
         """
-        child = Comm(self._shrink(list(exclude), abort, name))
+        return self._agree(flags, list(failed), allow_minority, timeout)
+
+    def shrink(
+        self,
+        exclude: Sequence[int] | None = None,
+        *,
+        abort: bool = False,
+        name: str | None = None,
+        failed: Sequence[int] = (),
+    ) -> Comm:
+        """Makes a communicator of the ranks that are left. Collective over them.
+
+        - `shrink()`: the ranks agree on who is left (`agree`): all but those that are gone and those that any rank names in
+          `failed`. This communicator is aborted first. Where a further rank is lost meanwhile, they begin again by
+          themselves, until all that are left have the new communicator.
+        - `shrink(exclude)`: all ranks but those in `exclude`, the same list on all of them. The excluded ranks need not
+          live, and do not call. With abort=True this communicator is aborted first; without it this communicator goes on.
+          Where a further rank is lost during the call, all remaining ranks get an error, and may call again with a longer
+          list.
+
+        This communicator must still be destroyed.
+        """
+        if exclude is not None and failed:
+            raise ArgumentError("shrink: give `exclude`, or `failed` and the ranks agree, not both")
+        mode = _AGREE if exclude is None else _ABORT if abort else _KEEP
+        child = Comm(self._shrink(list(failed if exclude is None else exclude), mode, name))
         child._name = name or f"{self.name}/shrink"
         return child
 

@@ -117,6 +117,11 @@ TEST(ControlWire, OutOfBandHead) {
   goes_there_and_back(OutOfBandHead{1, 2, 3, 1, 5, 6}, bytes_of({{4, 1}, {4, 2}, {4, 3}, {4, 1}, {8, 5}, {8, 6}}));
 }
 
+TEST(ControlWire, AgreeHead) {
+  goes_there_and_back(AgreeHead{1, 2, 3, 4, 5, 6, 7, 8, 1, 2},
+                      bytes_of({{4, 1}, {4, 2}, {4, 3}, {4, 4}, {8, 5}, {8, 6}, {8, 7}, {8, 8}, {4, 1}, {4, 2}}));
+}
+
 TEST(ControlWire, TheTextOfAnAbortIsCutWhereItsSubjectEnds) {
   const std::string text = "all_reduce #3: rank 2 is late";
   std::array<std::byte, 128> room;
@@ -144,6 +149,7 @@ TEST(ControlWire, TheNumbersOfTheMessagesStayWhatTheyAre) {
   EXPECT_EQ(static_cast<int>(Control::StreamRing), 5);
   EXPECT_EQ(static_cast<int>(Control::Leave), 6);
   EXPECT_EQ(static_cast<int>(Control::OutOfBand), 7);
+  EXPECT_EQ(static_cast<int>(Control::Agree), 8);
 }
 
 }  // namespace

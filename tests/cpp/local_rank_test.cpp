@@ -46,6 +46,7 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
   void peer_left_library(uint32_t) noexcept override { ++left_library; }
   void came_out_of_band(uint32_t, uint64_t, uint64_t, std::span<const std::byte> bytes) override { came += bytes.size(); }
   void withdrawn_out_of_band(uint32_t, uint64_t) override { ++withdrawn; }
+  void came_of_agreement(const AgreeHead &, std::span<const std::byte> ranks) override { agreed += ranks.size(); }
   void peer_lost(bootstrap::Peer &, const std::string &, const char *) noexcept override {}
   void fail(Failure reason, Tell) noexcept override { failure = std::move(reason); }
   void raised(std::string_view, bool) noexcept override {}
@@ -79,6 +80,7 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
   uint64_t idle = 0;  // of the staging memory
   bool lent = false;
   int frames = 0, left = 0, left_library = 0, withdrawn = 0;
+  size_t agreed = 0;
   uint64_t granted = 0, came = 0;
   Failure failure;
   std::string inside, waiting;

@@ -137,7 +137,7 @@ def test_what_cannot_be_is_refused_at_once(zygote: Zygote) -> None:
             rank.tell("go")
         for number, (texts, took, ok) in enumerate(results(ranks)):
             assert took < SOON and ok == 1.0
-            assert "rank 2 of 2 cannot be excluded" in texts[0] and "rank -1 of 2" in texts[1]
+            assert "no rank 2 among 2" in texts[0] and "no rank -1 among 2" in texts[1]
             assert f"rank {number} is among those that are excluded" in texts[2]
             assert "enough" in texts[3] and "is shrunk with abort" in texts[3], texts[3]
             assert "destroyed" in texts[4]

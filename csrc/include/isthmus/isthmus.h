@@ -119,7 +119,8 @@ typedef enum isthmus_memory_claim {
 /* What becomes of the communicator whose ranks go on without some (isthmus_comm_shrink). */
 typedef enum isthmus_shrink_mode {
   ISTHMUS_SHRINK_KEEP = 0, /* its operations go on; a communicator that has failed is refused */
-  ISTHMUS_SHRINK_ABORT = 1 /* it is aborted first, which is how the ranks go on that have lost others */
+  ISTHMUS_SHRINK_ABORT = 1, /* it is aborted first, which is how the ranks go on that have lost others */
+  ISTHMUS_SHRINK_AGREE = 2  /* the same, and the ranks that live agree on who is left, so that lists may be unlike or empty */
 } isthmus_shrink_mode;
 
 typedef struct isthmus_call { /* per-call options; a NULL pointer means all defaults. Begin with ISTHMUS_CALL_INIT */
@@ -164,9 +165,18 @@ ISTHMUS_API isthmus_result isthmus_exchange_check(void);
 ISTHMUS_API isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const char *name, isthmus_comm_t *result);
 /* Collective over the ranks that are left: all but the `count` in `excluded` (the same list on all of them; those need not live, nor call).
  * *result has them in the same order. `comm` is still to be destroyed, before or after. Where a further rank is lost meanwhile, all that
- * are left get an error, and may call again with a longer list. */
+ * are left get an error, and may call again with a longer list. With ISTHMUS_SHRINK_AGREE they begin again by themselves, until all that are
+ * left have the new communicator. */
 ISTHMUS_API isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int count, isthmus_shrink_mode mode,
                                                const char *name, isthmus_comm_t *result);
+/* Collective over the ranks that live: they agree, whoever is lost meanwhile, also on a communicator that has failed or was aborted.
+ * flags: in, this rank's; out, the AND of those of all ranks that are not out. out: a byte for each rank; in, not 0 for a rank without which
+ * this rank wants to go on (it may live, but not answer); out, 1 for those with which the ranks do not go on, that are gone or were named.
+ * The same answer on all ranks that get one. A rank that is out, and lives, gets ISTHMUS_ERR_ABORTED and takes part in no more agreements.
+ * ISTHMUS_ERR_TIMEOUT: a rank has not called. ISTHMUS_ERR_PEER_LOST: the ranks that are left are no more than half of those that were not
+ * out before, and a missing one may live: then the others may have agreed as well. allow_minority, the same on all, goes on in spite of it.
+ * A call that fails does not count: the next one goes on with the same agreement. timeout: seconds; 0: the communicator's. */
+ISTHMUS_API isthmus_result isthmus_comm_agree(isthmus_comm_t comm, uint64_t *flags, uint8_t *out, int allow_minority, double timeout);
 /* All-gather of `bytes` (1 to 4096, the same on all) of host memory among some ranks: `ranks`, ascending, the caller's among them, the same
  * list on all of them. recv: count * bytes, in their order. It goes over the control connections, beside all operations, and works on a
  * communicator that has failed or was aborted, so that the ranks which are left can agree on what they do next. Not for bulk data. Calls with

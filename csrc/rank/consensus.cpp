@@ -1,0 +1,283 @@
+#include "rank/consensus.hpp"
+
+#include <utility>
+
+#include "base/assert.hpp"
+
+namespace isthmus::rank {
+
+using Kind = Word::Kind;
+
+namespace {
+
+Word word_of(Kind kind, uint64_t ballot) {
+  Word word;
+  word.kind = kind;
+  word.ballot = ballot;
+  return word;
+}
+
+}  // namespace
+
+Consensus::Consensus(int rank, int world, RankSet members)
+    : rank_(rank),
+      world_(world),
+      members_(std::move(members)),
+      suspects_(static_cast<size_t>(world), RankSet(world)),
+      surely_(world),
+      accepted_verdict_{0, RankSet(world)},
+      party_(world),
+      proposed_{0, RankSet(world)} {
+  ISTHMUS_ASSERT(members_.has(rank), "who takes part in an agreement is a member");
+}
+
+// ---- whom this rank waits for --------------------------------------------------------------------------------------------------------
+
+// The word of a rank counts where no lower rank suspects that rank.
+RankSet Consensus::suspected() const {
+  RankSet out(world_);
+  for (int q = 0; q < world_; ++q)
+    if (members_.has(q) && !out.has(q)) out.add(suspects_[static_cast<size_t>(q)]);
+  return out;
+}
+
+RankSet Consensus::live() const {
+  const RankSet out = suspected();
+  RankSet in(world_);
+  for (int q = 0; q < world_; ++q)
+    if (members_.has(q) && !out.has(q)) in.add(q);
+  return in;
+}
+
+bool Consensus::enough(const RankSet &with) const {
+  if (2 * with.count() > members_.count()) return true;
+  for (int q = 0; q < world_; ++q)
+    if (members_.has(q) && !with.has(q) && !surely_.has(q)) return false;
+  return true;
+}
+
+int Consensus::awaited() const {
+  if (verdict_) return -1;
+  const RankSet in = live();
+  const auto &said = leading_ == Leading::Proposes ? accepts_ : promises_;
+  for (int q = 0; q < world_; ++q)
+    if (in.has(q) && q != rank_ && (leading_ == Leading::No || !said.contains(q))) return q;
+  return -1;
+}
+
+// ---- what comes in -------------------------------------------------------------------------------------------------------------------
+
+void Consensus::contribute(uint64_t flags, const RankSet &suspects, bool alone) {
+  mine_ = Mine{flags, alone};
+  too_few_ = false;
+  RankSet &own = suspects_[static_cast<size_t>(rank_)];
+  own.add(suspects);
+  if (own.count() > 0 && !verdict_) tell_suspects();
+  if (promised_ != 0) promised_to_say_ = promised_;
+  if (leading_ != Leading::Proposes) leading_ = Leading::No;  // again, with what the program says now
+  step();
+}
+
+void Consensus::gone(int rank, Gone how) {
+  if (!members_.has(rank) || rank == rank_) return;
+  RankSet &own = suspects_[static_cast<size_t>(rank_)];
+  if (how == Gone::Surely && !surely_.has(rank)) {
+    surely_.add(rank);
+    too_few_ = false;  // those that are left may be enough now
+  }
+  if (own.has(rank)) return step();
+  own.add(rank);
+  // The leader may have told this rank and not the others.
+  if (verdict_) return say_all(word_of_verdict(Kind::Decide, 0, *verdict_), true);
+  if (mine_) tell_suspects();
+  step();
+}
+
+void Consensus::hear(int from, const Word &word) {
+  if (!members_.has(from) || from == rank_) return;
+  if (verdict_) {
+    if (word.kind != Kind::Decide && word.kind != Kind::TooFew) say(from, word_of_verdict(Kind::Decide, 0, *verdict_));
+    return;
+  }
+  // Whom this rank does not wait for does not lead. Else two ranks that have lost each other could overtake each other again and again.
+  if (word.kind == Kind::Prepare && suspected().has(from)) return;
+  hear_one(from, word);
+  if (verdict_) tell_those_out();
+  step();
+}
+
+void Consensus::hear_one(int from, const Word &word) {
+  switch (word.kind) {
+    case Kind::Suspect: suspects_[static_cast<size_t>(from)].add(word.ranks); break;
+    case Kind::Prepare: on_prepare(from, word); break;
+    case Kind::Promise:
+      if (word.accepted == 0) suspects_[static_cast<size_t>(from)].add(word.ranks);
+      if (leading_ == Leading::Collects && word.ballot == ballot_) promises_.insert_or_assign(from, word);
+      break;
+    case Kind::Propose: on_propose(from, word); break;
+    case Kind::Accept:
+      if (leading_ == Leading::Proposes && word.ballot == ballot_) accepts_.insert_or_assign(from, word);
+      break;
+    case Kind::Decide: verdict_ = Verdict{word.flags, word.ranks}; break;
+    case Kind::Overtaken: on_overtaken(word); break;
+    case Kind::TooFew: too_few_ = mine_.has_value(); break;
+  }
+}
+
+void Consensus::on_prepare(int from, const Word &word) {
+  if (word.ballot < promised_) return answer(from, word_of(Kind::Overtaken, promised_));
+  if (word.ballot > promised_ && from != rank_) leading_ = Leading::No;
+  promised_ = promised_to_say_ = word.ballot;
+}
+
+void Consensus::on_propose(int from, const Word &word) {
+  if (word.ballot < promised_) return answer(from, word_of(Kind::Overtaken, promised_));
+  promised_ = accepted_ = word.ballot;
+  promised_to_say_ = 0;
+  accepted_verdict_ = {word.flags, word.ranks};
+  answer(from, word_of(Kind::Accept, word.ballot));
+}
+
+void Consensus::on_overtaken(const Word &word) {
+  if (word.ballot <= promised_) return;
+  promised_ = word.ballot;
+  promised_to_say_ = 0;  // who leads by that ballot has not asked this rank, or its question is on the way
+  leading_ = Leading::No;
+}
+
+// ---- what follows --------------------------------------------------------------------------------------------------------------------
+
+// Said once the program has contributed, and again where it contributes anew.
+void Consensus::promise() {
+  const uint64_t ballot = std::exchange(promised_to_say_, 0);
+  Word word = word_of(Kind::Promise, ballot);
+  word.alone = mine_->alone;
+  word.accepted = accepted_;
+  word.flags = accepted_ ? accepted_verdict_.flags : mine_->flags;
+  word.ranks = accepted_ ? accepted_verdict_.out : suspects_[static_cast<size_t>(rank_)];
+  answer(owner(ballot), std::move(word));
+}
+
+void Consensus::step() {
+  if (!mine_ || verdict_) return;
+  if (promised_to_say_ != 0) promise();
+  const RankSet in = live();
+  if (leading_ == Leading::No) {
+    int first = 0;
+    while (first < world_ && !in.has(first)) ++first;
+    const bool other_leads = promised_ != 0 && owner(promised_) != rank_ && in.has(owner(promised_));
+    if (first == rank_ && !other_leads && !too_few_) lead();
+    return;
+  }
+  if (leading_ == Leading::Collects && all_of(promises_, in)) propose();
+  else if (leading_ == Leading::Proposes) {
+    RankSet awaited(world_), with(world_);
+    for (int q = 0; q < world_; ++q)
+      if (party_.has(q) && in.has(q)) awaited.add(q);
+    if (!all_of(accepts_, awaited)) return;
+    for (const auto &[q, word] : accepts_) with.add(q);
+    bool alone = true;
+    for (const auto &[q, word] : promises_) alone = alone && word.alone;
+    if (alone || enough(with)) decide(proposed_);
+    else give_up();
+  }
+}
+
+uint64_t Consensus::next_ballot() const noexcept {
+  const uint64_t world = static_cast<uint64_t>(world_), after = std::max(promised_, ballot_);
+  uint64_t round = after / world;
+  while (round * world + static_cast<uint64_t>(rank_) + 1 <= after) ++round;
+  return round * world + static_cast<uint64_t>(rank_) + 1;
+}
+
+void Consensus::lead() {
+  leading_ = Leading::Collects;
+  ballot_ = next_ballot();
+  promises_.clear();
+  accepts_.clear();
+  const Word word = word_of(Kind::Prepare, ballot_);
+  say_all(word, false);
+  hear_one(rank_, word);
+  promise();
+  step();
+}
+
+bool Consensus::all_of(const std::map<int, Word> &said, const RankSet &awaited) const {
+  for (int q = 0; q < world_; ++q)
+    if (awaited.has(q) && !said.contains(q)) return false;
+  return true;
+}
+
+void Consensus::propose() {
+  RankSet with(world_);
+  bool alone = true;
+  proposed_ = {~uint64_t{0}, RankSet(world_)};
+  uint64_t newest = 0;
+  for (const auto &[q, word] : promises_) {
+    with.add(q);
+    alone = alone && word.alone;
+    if (word.accepted > newest) {
+      newest = word.accepted;
+      proposed_ = {word.flags, word.ranks};
+    }
+  }
+  if (!alone && !enough(with)) return give_up();
+  party_ = with;
+  if (newest == 0) {
+    const RankSet out = suspected();
+    for (int q = 0; q < world_; ++q) {
+      if (!members_.has(q)) continue;
+      if (out.has(q)) proposed_.out.add(q);
+      else proposed_.flags &= promises_.at(q).flags;
+    }
+  }
+  leading_ = Leading::Proposes;
+  for (const auto &[q, said] : promises_)
+    if (q != rank_) say(q, word_of_verdict(Kind::Propose, ballot_, proposed_));
+  hear_one(rank_, word_of_verdict(Kind::Propose, ballot_, proposed_));
+  step();
+}
+
+void Consensus::decide(const Verdict &verdict) {
+  verdict_ = verdict;
+  say_all(word_of_verdict(Kind::Decide, 0, verdict), true);
+}
+
+// The leader may have no way to them.
+void Consensus::tell_those_out() {
+  for (int q = 0; q < world_; ++q)
+    if (members_.has(q) && q != rank_ && verdict_->out.has(q)) say(q, word_of_verdict(Kind::Decide, 0, *verdict_));
+}
+
+void Consensus::give_up() {
+  leading_ = Leading::No;
+  too_few_ = true;
+  say_all(word_of(Kind::TooFew, 0), false);
+}
+
+// ---- what goes out -------------------------------------------------------------------------------------------------------------------
+
+Word Consensus::word_of_verdict(Kind kind, uint64_t ballot, const Verdict &verdict) {
+  Word word = word_of(kind, ballot);
+  word.flags = verdict.flags;
+  word.ranks = verdict.out;
+  return word;
+}
+
+void Consensus::tell_suspects() {
+  Word word = word_of(Kind::Suspect, 0);
+  word.ranks = suspects_[static_cast<size_t>(rank_)];
+  say_all(word, true);
+}
+
+void Consensus::say(int to, Word word) { out_.push_back({to, std::move(word)}); }
+
+void Consensus::say_all(const Word &word, bool suspected_too) {
+  const RankSet out = suspected();
+  for (int q = 0; q < world_; ++q)
+    if (members_.has(q) && q != rank_ && (suspected_too || !out.has(q))) say(q, word);
+}
+
+std::vector<Consensus::Outgoing> Consensus::take_words() { return std::exchange(out_, {}); }
+
+}  // namespace isthmus::rank

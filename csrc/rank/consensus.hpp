@@ -1,0 +1,138 @@
+// One agreement of the ranks of a communicator, on one rank: the same verdict on all ranks that get one, whoever is lost meanwhile.
+//
+// Pure: what has come goes in, what is to be said comes out. No thread, no clock, no connection.
+//
+// The algorithm is Paxos for one value (L. Lamport, "Paxos Made Simple", 2001). Each rank accepts and learns. The lowest rank that nobody
+// suspects leads:
+//
+//   leader      contribute -- Prepare -->            -- Propose -->           -- Decide -->
+//   the others  contribute             <-- Promise --              <-- Accept --            verdict
+//
+//   Prepare   "promise me to accept nothing older than my ballot"
+//   Promise   what this rank contributes and whom it suspects; or the verdict that it has accepted, which then must stay
+//   Propose   the verdict: the AND of all flags, and whom the leader does not wait for
+//   Accept    this rank keeps the verdict until it knows of a newer ballot's
+//   Decide    enough ranks have accepted, so the verdict is final
+//
+// Where the leader is lost, the next rank leads, by a higher ballot. What the first may have decided was accepted by all ranks that the next
+// one needs, so the next one proposes the same.
+//
+// Whom the leader waits for: all members that nobody suspects. A rank suspects those that are gone for it and those that its program names,
+// and tells everybody. Where two suspect each other (the way between them is cut), the word of the lower one counts.
+//
+// How many are enough: more than half of the members, or all but those that have ended for certain. So of two halves of a network that is cut
+// at most one decides. `alone` (the program allows a minority) gives that up.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "rank/rank_set.hpp"
+
+namespace isthmus::rank {
+
+struct Verdict {
+  uint64_t flags = 0;  // the AND of what the ranks have contributed that are not in `out`
+  RankSet out;         // the ranks with which the others do not go on
+  bool operator==(const Verdict &) const = default;
+};
+
+// How certain it is that a rank which is gone has ended.
+enum class Gone : uint8_t { Perhaps, Surely };
+
+// What one rank says to another in an agreement.
+struct Word {
+  enum class Kind : uint32_t {
+    Suspect = 1,  // `ranks`: whom the sender suspects
+    Prepare = 2,
+    Promise =
+        3,  // `accepted` 0: `flags`, `alone` and `ranks` (suspected) are the sender's; else `flags` and `ranks` (out) are the verdict's
+    Propose = 4,
+    Accept = 5,
+    Decide = 6,     // `flags`, `ranks`: the verdict
+    Overtaken = 7,  // a word of an older ballot than `ballot`, which the sender has promised
+    TooFew = 8      // the leader has heard of all that it can hear of, and they are too few
+  };
+  Kind kind{};
+  uint64_t ballot = 0, accepted = 0, flags = 0;
+  bool alone = false;
+  RankSet ranks;
+};
+
+class Consensus {
+ public:
+  // `members`: who takes part, `rank` among them.
+  Consensus(int rank, int world, RankSet members);
+
+  // The program's part. Called again, it replaces what has not been proposed yet, and ends too_few().
+  void contribute(uint64_t flags, const RankSet &suspects, bool alone);
+  void hear(int from, const Word &word);
+  void gone(int rank, Gone how);
+
+  struct Outgoing {
+    int to;
+    Word word;
+  };
+  std::vector<Outgoing> take_words();  // in the order in which they are to be sent
+  const std::optional<Verdict> &verdict() const noexcept { return verdict_; }
+  bool contributed() const noexcept { return mine_.has_value(); }
+  bool too_few() const noexcept { return too_few_; }  // for the text of an error; the agreement may still succeed
+  bool leads() const noexcept { return leading_ != Leading::No; }
+  // A rank that has not said its word yet, as far as this rank knows; -1: none.
+  int awaited() const;
+  // Whom this rank does not wait for.
+  RankSet suspected() const;
+
+ private:
+  enum class Leading : uint8_t { No, Collects, Proposes };
+  struct Mine {
+    uint64_t flags;
+    bool alone;
+  };
+
+  int owner(uint64_t ballot) const noexcept { return static_cast<int>((ballot - 1) % static_cast<uint64_t>(world_)); }
+  uint64_t next_ballot() const noexcept;
+  void say(int to, Word word);
+  void tell_suspects();
+  void say_all(const Word &word, bool suspected_too);
+  void answer(int to, Word word) { to == rank_ ? hear_one(to, word) : say(to, std::move(word)); }
+  void hear_one(int from, const Word &word);
+  void on_prepare(int from, const Word &word);
+  void on_propose(int from, const Word &word);
+  void on_overtaken(const Word &word);
+  void promise();
+  void step();
+  void lead();
+  bool all_of(const std::map<int, Word> &said, const RankSet &awaited) const;
+  bool enough(const RankSet &with) const;
+  void propose();
+  void decide(const Verdict &verdict);
+  void tell_those_out();
+  void give_up();
+  RankSet live() const;  // members that are not suspected
+  static Word word_of_verdict(Word::Kind kind, uint64_t ballot, const Verdict &verdict);
+
+  const int rank_, world_;
+  const RankSet members_;
+  std::optional<Mine> mine_;
+  std::vector<RankSet> suspects_;  // by the rank that suspects
+  RankSet surely_;                 // ended for certain
+  // As one that accepts.
+  uint64_t promised_ = 0, promised_to_say_ = 0;  // the ballot of which Promise is still to be said; 0: none
+  uint64_t accepted_ = 0;
+  Verdict accepted_verdict_;
+  // As the leader.
+  Leading leading_ = Leading::No;
+  uint64_t ballot_ = 0;
+  std::map<int, Word> promises_, accepts_;
+  RankSet party_;  // who has promised, when the verdict was proposed
+  Verdict proposed_;
+  // As one that learns.
+  std::optional<Verdict> verdict_;
+  bool too_few_ = false;
+  std::vector<Outgoing> out_;
+};
+
+}  // namespace isthmus::rank

@@ -1,0 +1,237 @@
+#include "rank/rank_agreement.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "process/control_wire.hpp"
+
+namespace isthmus::rank {
+namespace {
+
+constexpr int64_t kAskNs = 20'000'000;  // between two questions whether the program wants to stop
+constexpr size_t kKept = 4;             // agreements; who is still in an older one has been left out, and was told
+constexpr size_t kEarlyOfRank = 8;      // words about the next agreement that one rank can have said: one of each kind
+
+std::string list_of(const RankSet &set, int world) {
+  std::string text;
+  for (int r = 0; r < world; ++r)
+    if (set.has(r)) text += formatted("{}{}", text.empty() ? "" : ",", r);
+  return text;
+}
+
+RankSet all_ranks(int world) {
+  RankSet all(world);
+  for (int r = 0; r < world; ++r) all.add(r);
+  return all;
+}
+
+}  // namespace
+
+RankAgreement::RankAgreement(RankCore &core)
+    : core_(core), members_(all_ranks(core.id.world)), cut_(RankSet(core.id.world)) {}
+
+RankSet RankAgreement::members() const {
+  const Lock lock(mutex_);
+  return members_;
+}
+
+std::string RankAgreement::name(uint64_t number) const {
+  return formatted("agree #{} of '{}' on rank {}", number, core_.id.name, core_.id.rank);
+}
+
+// ---- the program ---------------------------------------------------------------------------------------------------------------------
+
+Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline) {
+  struct Calling {
+    std::atomic<bool> &flag;
+    ~Calling() { flag.store(false, std::memory_order_release); }
+  };
+  Lock lock(mutex_);
+  const uint64_t number = number_;
+  if (calling_.exchange(true, std::memory_order_acquire))
+    fail(Code::Argument, "{}: another thread of this rank is in it", name(number));
+  const Calling calling{calling_};
+  check_in(number);
+  RankSet named(core_.id.world);
+  for (const int q : suspects) named.add(q);
+  Consensus &consensus = current();
+  note_gone();
+  consensus.contribute(flags, named, alone);
+  for (bool first = true;; first = false) {
+    const Outgoing words = take_words(number);
+    if (!words.empty()) {
+      lock.unlock();
+      say(number, words);
+      lock.lock();
+    }
+    if (consensus.verdict()) return finish(number);
+    if (consensus.too_few()) fail_too_few(number, consensus.suspected());
+    if (deadline.passed()) fail_late(number, consensus.awaited(), consensus.leads());
+    if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", name(number));
+    if (!first) {
+      lock.unlock();
+      const bool wanted = interrupt_wanted();
+      lock.lock();
+      if (wanted) fail(Code::Interrupted, "{}: interrupted", name(number));
+    } else {
+      core_.context->progress().stand_in();
+    }
+    if (!consensus.verdict() && !consensus.too_few()) {
+      const int64_t left = std::min(kAskNs, deadline.ns() - now_ns());
+      changed_.wait_for(lock, std::chrono::nanoseconds(std::max<int64_t>(left, 0)));
+    }
+    note_gone();
+  }
+}
+
+void RankAgreement::check_in(uint64_t number) const {
+  if (members_.has(core_.id.rank)) return;
+  fail(Code::Aborted,
+       "{}: the other ranks have agreed to go on without this one: it was named by one of them, or was not heard of; this "
+       "process may make a new communicator with them",
+       name(number));
+}
+
+// The program gets the verdict, and the next agreement begins.
+Verdict RankAgreement::finish(uint64_t number) {
+  const Verdict verdict = *kept_.at(number).verdict();
+  ++number_;
+  RankSet in(core_.id.world);
+  for (int q = 0; q < core_.id.world; ++q)
+    if (members_.has(q) && !verdict.out.has(q)) in.add(q);
+  members_ = in;
+  while (kept_.size() > kKept) kept_.erase(kept_.begin());
+  check_in(number);
+  if (early_.empty()) return verdict;
+  Consensus &next = current();
+  for (const Early &e : std::exchange(early_, {})) next.hear(e.from, e.word);
+  return verdict;
+}
+
+void RankAgreement::fail_too_few(uint64_t number, const RankSet &out) const {
+  fail(Code::PeerLost,
+       "{}: ranks {} are out of reach, and those that are left are no more than half: the others may live, and go on where "
+       "this rank does not hear of it; to go on all the same, allow a minority",
+       name(number), list_of(out, core_.id.world));
+}
+
+void RankAgreement::fail_late(uint64_t number, int awaited, bool leads) const {
+  const std::string who = awaited < 0 ? std::string("a rank") : core_.id.text(awaited);
+  if (leads)
+    fail(Code::Timeout, "{}: {} has not called it in time, or does not answer; to go on without it, name it", name(number),
+         who);
+  fail(
+      Code::Timeout,
+      "{}: {}, which leads the agreement, has not answered in time: it has not called it, or waits for a rank that has not; "
+      "to go on without a rank, name it",
+      name(number), who);
+}
+
+// ---- what comes ----------------------------------------------------------------------------------------------------------------------
+
+void RankAgreement::came(const process::AgreeHead &head, std::span<const std::byte> ranks) {
+  const size_t count = RankSet::words_of(core_.id.world);
+  if (head.rank >= static_cast<uint32_t>(core_.id.world) || head.words != count || ranks.size() < count * sizeof(uint64_t))
+    return;
+  std::vector<uint64_t> bits(count);
+  std::memcpy(bits.data(), ranks.data(), count * sizeof(uint64_t));
+  if (const int spare = core_.id.world & 63) bits.back() &= (uint64_t{1} << spare) - 1;
+  Word word;
+  word.kind = static_cast<Word::Kind>(head.kind);
+  word.ballot = head.ballot;
+  word.accepted = head.accepted;
+  word.flags = head.flags;
+  word.alone = head.alone != 0;
+  word.ranks = RankSet(bits);
+  const int from = static_cast<int>(head.rank);
+  Outgoing words;
+  {
+    const Lock lock(mutex_);
+    if (head.number == number_ + 1) {
+      if (early_.size() < kEarlyOfRank * static_cast<size_t>(core_.id.world)) early_.push_back({from, std::move(word)});
+      return;
+    }
+    if (head.number > number_) return;
+    if (head.number == number_) {
+      static_cast<void>(current());
+      note_gone();
+    }
+    const auto at = kept_.find(head.number);
+    if (at == kept_.end()) return;
+    at->second.hear(from, word);
+    words = at->second.take_words();
+  }
+  say(head.number, words);
+  changed_.notify_all();
+}
+
+void RankAgreement::look() {
+  std::vector<std::pair<uint64_t, Outgoing>> all;
+  {
+    const Lock lock(mutex_);
+    if (kept_.empty()) return;
+    note_gone();
+    for (auto &[number, consensus] : kept_) all.emplace_back(number, consensus.take_words());
+  }
+  for (const auto &[number, words] : all) say(number, words);
+  changed_.notify_all();
+}
+
+void RankAgreement::cut(int rank) {
+  {
+    const Lock lock(mutex_);
+    cut_.add(rank);
+  }
+  look();
+}
+
+// ---- under the lock ------------------------------------------------------------------------------------------------------------------
+
+Consensus &RankAgreement::current() {
+  return kept_.try_emplace(number_, core_.id.rank, core_.id.world, members_).first->second;
+}
+
+void RankAgreement::note_gone() {
+  for (int q = 0; q < core_.id.world; ++q) {
+    const PeerRank &p = core_.peers[static_cast<size_t>(q)];
+    const bool left = p.left.load(std::memory_order_acquire), lost = p.lost();
+    if (q == core_.id.rank || (!left && !lost && !cut_.has(q))) continue;
+    const Gone how = left || (lost && p.process->surely_ended()) ? Gone::Surely : Gone::Perhaps;
+    for (auto &[number, consensus] : kept_) consensus.gone(q, how);
+  }
+}
+
+RankAgreement::Outgoing RankAgreement::take_words(uint64_t number) {
+  const auto at = kept_.find(number);
+  return at == kept_.end() ? Outgoing() : at->second.take_words();
+}
+
+// ---- what goes -----------------------------------------------------------------------------------------------------------------------
+
+// Not under the lock: a rank of this process hears, and answers, in this call.
+void RankAgreement::say(uint64_t number, const Outgoing &words) noexcept {
+  std::vector<std::byte> room;
+  for (const auto &[to, word] : words) {
+    const PeerRank &p = core_.peers[static_cast<size_t>(to)];
+    const std::span<const uint64_t> bits = word.ranks.words();
+    const std::vector<uint64_t> none(bits.empty() ? RankSet::words_of(core_.id.world) : 0);
+    const std::span<const uint64_t> sent = bits.empty() ? std::span<const uint64_t>(none) : bits;
+    const process::AgreeHead head{p.their_index,
+                                  core_.id.epoch,
+                                  static_cast<uint32_t>(core_.id.rank),
+                                  static_cast<uint32_t>(word.kind),
+                                  number,
+                                  word.ballot,
+                                  word.accepted,
+                                  word.flags,
+                                  word.alone,
+                                  static_cast<uint32_t>(sent.size())};
+    room.resize(sizeof head + sent.size_bytes());
+    core_.context->control().tell(p.process, Control::Agree, process::pack(head, std::as_bytes(sent), room));
+  }
+}
+
+}  // namespace isthmus::rank

@@ -1,0 +1,304 @@
+// Ranks agree: the same verdict on all that get one, whatever order messages take, whoever ends meanwhile, and whatever way is cut.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "rank/consensus.hpp"
+
+namespace isthmus::rank {
+namespace {
+
+RankSet set_of(int world, const std::vector<int> &ranks) {
+  RankSet s(world);
+  for (const int r : ranks) s.add(r);
+  return s;
+}
+
+RankSet all_of(int world) {
+  RankSet s(world);
+  for (int r = 0; r < world; ++r) s.add(r);
+  return s;
+}
+
+// The ranks and the ways between them. Words from one rank to another arrive in order, or not at all once the way is cut.
+struct World {
+  struct Way {
+    std::deque<Word> words;
+    bool cut = false, told = false;  // told: the receiver knows that the way is cut
+  };
+  int size;
+  std::vector<Consensus> ranks;
+  std::vector<std::vector<Way>> ways;  // [from][to]
+  std::vector<char> dead, stopped;
+  std::vector<uint64_t> flags;
+
+  explicit World(int n) : size(n), ways(n, std::vector<Way>(n)), dead(n), stopped(n), flags(n) {
+    for (int r = 0; r < n; ++r) ranks.emplace_back(r, n, all_of(n));
+  }
+  void send(int from) {
+    for (auto &[to, word] : ranks[from].take_words())
+      if (!dead[from] && !ways[from][to].cut) ways[from][to].words.push_back(std::move(word));
+  }
+  void contribute(int r, uint64_t given, const std::vector<int> &suspects = {}, bool alone = false) {
+    flags[r] = given;
+    ranks[r].contribute(given, set_of(size, suspects), alone);
+    send(r);
+  }
+  bool deliver(int from, int to) {
+    Way &way = ways[from][to];
+    if (way.words.empty() || dead[to] || stopped[to]) return false;
+    const Word word = std::move(way.words.front());
+    way.words.pop_front();
+    ranks[to].hear(from, word);
+    send(to);
+    return true;
+  }
+  // What the rank had said and is still on its way arrives up to a word that chance chooses.
+  void kill(int r, std::mt19937_64 &random) {
+    dead[r] = 1;
+    for (int q = 0; q < size; ++q) {
+      auto &words = ways[r][q].words;
+      words.resize(std::uniform_int_distribution<size_t>(0, words.size())(random));
+      ways[r][q].cut = ways[q][r].cut = true;
+      ways[q][r].words.clear();
+    }
+  }
+  void cut(int a, int b) {
+    for (auto [from, to] : {std::pair(a, b), std::pair(b, a)}) {
+      ways[from][to].cut = true;
+      ways[from][to].words.clear();
+    }
+  }
+  // A rank learns of a cut way when it has heard what came before.
+  bool tell_of_cut(int from, int to) {
+    Way &way = ways[from][to];
+    if (!way.cut || way.told || !way.words.empty() || dead[to] || stopped[to]) return false;
+    way.told = true;
+    ranks[to].gone(from, dead[from] ? Gone::Surely : Gone::Perhaps);
+    send(to);
+    return true;
+  }
+  bool move(std::mt19937_64 &random) {  // something at random; false: nothing is left to do
+    std::vector<std::pair<int, int>> pairs;
+    for (int a = 0; a < size; ++a)
+      for (int b = 0; b < size; ++b) pairs.emplace_back(a, b);
+    std::shuffle(pairs.begin(), pairs.end(), random);
+    for (auto [from, to] : pairs)
+      if (deliver(from, to) || tell_of_cut(from, to)) return true;
+    return false;
+  }
+  void run(std::mt19937_64 &random) {
+    int steps = 0;
+    while (move(random)) ASSERT_LT(++steps, 100'000) << "the ranks never stop speaking";
+  }
+  void drain() {
+    std::mt19937_64 random(1);
+    run(random);
+  }
+  const std::optional<Verdict> &verdict(int r) const { return ranks[r].verdict(); }
+};
+
+// All living ranks that have a verdict have the same, and nobody's flags are passed over.
+void check(const World &w, const std::string &what) {
+  const Verdict *first = nullptr;
+  for (int r = 0; r < w.size; ++r) {
+    if (w.dead[r] || !w.verdict(r)) continue;
+    if (!first) first = &*w.verdict(r);
+    ASSERT_EQ(*w.verdict(r), *first) << what << ", rank " << r;
+  }
+  if (!first) return;
+  for (int r = 0; r < w.size; ++r)
+    if (!first->out.has(r)) { ASSERT_EQ(first->flags & w.flags[r], first->flags) << what << ", the flags of rank " << r; }
+}
+
+TEST(Consensus, GivesTheAndOfAllFlags) {
+  World w(3);
+  w.contribute(0, 0b0111);
+  w.contribute(1, 0b1110);
+  EXPECT_FALSE(w.verdict(0));
+  w.contribute(2, 0b1111);
+  w.drain();
+  for (int r = 0; r < 3; ++r) EXPECT_EQ(w.verdict(r), (Verdict{0b0110, RankSet(3)})) << r;
+}
+
+TEST(Consensus, OfOneRankIsAtOnce) {
+  World w(1);
+  w.contribute(0, 5);
+  EXPECT_EQ(w.verdict(0), (Verdict{5, RankSet(1)}));
+}
+
+TEST(Consensus, WaitsForARankThatHasNotCalledAndNamesIt) {
+  World w(3);
+  w.contribute(0, 1);
+  w.contribute(1, 1);
+  w.drain();
+  EXPECT_FALSE(w.verdict(0) || w.verdict(1));
+  EXPECT_EQ(w.ranks[0].awaited(), 2);
+  EXPECT_EQ(w.ranks[1].awaited(), 0) << "who leads, and knows for whom it waits";
+}
+
+TEST(Consensus, GoesOnWithoutARankThatOneProgramNamesAndTheRankHearsIt) {
+  World w(4);
+  w.contribute(1, 3);
+  w.contribute(2, 2, {0});  // rank 0 is stopped, so nobody leads until the next rank does
+  w.stopped[0] = 1;
+  w.contribute(3, 7);
+  w.drain();
+  const Verdict without{2, set_of(4, {0})};
+  for (int r = 1; r < 4; ++r) EXPECT_EQ(w.verdict(r), without) << r;
+  w.stopped[0] = 0;
+  w.contribute(0, 1);
+  w.drain();
+  EXPECT_EQ(w.verdict(0), without);
+}
+
+TEST(Consensus, TheLastOfManyGoesOnWhereTheOthersHaveEnded) {
+  World w(3);
+  std::mt19937_64 random(1);
+  w.contribute(2, 9);
+  w.kill(0, random);
+  w.kill(1, random);
+  w.drain();
+  EXPECT_EQ(w.verdict(2), (Verdict{9, set_of(3, {0, 1})}));
+}
+
+TEST(Consensus, OfTwoThatLoseEachOtherNeitherGoesOn) {
+  World w(2);
+  w.cut(0, 1);
+  w.contribute(0, 1);
+  w.contribute(1, 1);
+  w.drain();
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_FALSE(w.verdict(r));
+    EXPECT_TRUE(w.ranks[r].too_few());
+  }
+  w.contribute(1, 1, {}, true);
+  w.drain();
+  EXPECT_EQ(w.verdict(1), (Verdict{1, set_of(2, {0})})) << "the program allows a minority";
+}
+
+TEST(Consensus, WhereTheWayBetweenTwoIsCutTheHigherOneIsLeftOutAndHearsItFromAThird) {
+  World w(3);
+  w.cut(0, 1);
+  for (int r = 0; r < 3; ++r) w.contribute(r, 1);
+  w.drain();
+  for (int r = 0; r < 3; ++r) EXPECT_EQ(w.verdict(r), (Verdict{1, set_of(3, {1})})) << r;
+}
+
+TEST(Consensus, TooFewAreEnoughAsSoonAsTheMissingOneIsKnownToHaveEnded) {
+  World w(2);
+  w.cut(0, 1);
+  w.contribute(0, 1);
+  w.drain();
+  EXPECT_TRUE(w.ranks[0].too_few());
+  w.ranks[0].gone(1, Gone::Surely);
+  EXPECT_FALSE(w.ranks[0].too_few());
+  EXPECT_TRUE(w.verdict(0));
+}
+
+// Ranks end at any moment, leaders in the middle of what they say among them.
+TEST(Consensus, EveryRankThatLivesGetsTheSameVerdictWhoeverEndsAtAnyMoment) {
+  for (uint64_t seed = 1; seed <= 20'000; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto pick = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+    World w(2 + pick(4));
+    std::vector<int> to_call, to_die;
+    for (int r = 0; r < w.size; ++r) {
+      to_call.push_back(r);
+      if (pick(2) == 0) to_die.push_back(r);
+    }
+    std::shuffle(to_call.begin(), to_call.end(), random);
+    std::shuffle(to_die.begin(), to_die.end(), random);
+    for (int steps = 0;; ++steps) {
+      ASSERT_LT(steps, 100'000) << "seed " << seed;
+      if (!to_die.empty() && pick(15) == 0) {
+        w.kill(to_die.back(), random);
+        to_die.pop_back();
+      } else if (!to_call.empty() && pick(5) == 0) {
+        if (const int r = to_call.back(); !w.dead[r]) w.contribute(r, random());
+        to_call.pop_back();
+      } else if (!w.move(random) && to_call.empty()) {
+        break;  // who was to die lives on where all is over before
+      }
+    }
+    check(w, "seed " + std::to_string(seed));
+    for (int r = 0; r < w.size; ++r) {
+      if (w.dead[r]) continue;
+      ASSERT_TRUE(w.verdict(r)) << "seed " << seed << ", rank " << r << " waits for ever";
+      for (int q = 0; q < w.size; ++q)
+        ASSERT_TRUE(!w.verdict(r)->out.has(q) || w.dead[q]) << "seed " << seed << ": rank " << q << " lives";
+    }
+  }
+}
+
+// Ways are cut at any moment, and ranks end too. Some ranks may never get a verdict; no two get unlike ones.
+TEST(Consensus, NoTwoRanksGetUnlikeVerdictsWhateverWaysAreCut) {
+  for (uint64_t seed = 1; seed <= 20'000; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto pick = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+    World w(2 + pick(5));
+    std::vector<int> to_call;
+    for (int r = 0; r < w.size; ++r) to_call.push_back(r);
+    std::shuffle(to_call.begin(), to_call.end(), random);
+    const int deaths = pick(1) ? pick(w.size / 2) : 0;
+    int died = 0;
+    for (int steps = 0;; ++steps) {
+      ASSERT_LT(steps, 100'000) << "seed " << seed;
+      if (pick(12) == 0) {
+        const int a = pick(w.size - 1), b = pick(w.size - 1);
+        if (a != b && !w.dead[a] && !w.dead[b]) w.cut(a, b);
+      } else if (died < deaths && pick(30) == 0) {
+        if (const int r = pick(w.size - 1); !w.dead[r]) {
+          w.kill(r, random);
+          ++died;
+        }
+      } else if (!to_call.empty() && pick(5) == 0) {
+        const int r = to_call.back();
+        std::vector<int> suspects;
+        if (const int q = pick(w.size - 1); pick(5) == 0 && q != r) suspects.push_back(q);
+        if (!w.dead[r]) w.contribute(r, random(), suspects);
+        to_call.pop_back();
+      } else if (pick(40) == 0) {  // a program whose call has failed calls again
+        if (const int r = pick(w.size - 1); !w.dead[r] && w.ranks[r].too_few()) w.contribute(r, w.flags[r]);
+      } else if (!w.move(random) && to_call.empty()) {
+        break;
+      }
+    }
+    check(w, "seed " + std::to_string(seed));
+  }
+}
+
+// A network falls into two parts, for good.
+TEST(Consensus, ThePartWithMoreThanHalfOfTheRanksGoesOnAndTheOtherDoesNot) {
+  for (uint64_t seed = 1; seed <= 5'000; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto pick = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+    World w(3 + pick(4));
+    std::vector<char> left(w.size);
+    int on_left = 0;
+    for (int r = 0; r < w.size; ++r) on_left += left[r] = static_cast<char>(pick(1));
+    for (int r = 0; r < w.size; ++r)
+      if (pick(1)) w.contribute(r, random());
+    for (int moves = pick(30); moves > 0 && w.move(random); --moves) {}
+    for (int a = 0; a < w.size; ++a)
+      for (int b = 0; b < a; ++b)
+        if (left[a] != left[b]) w.cut(a, b);
+    for (int r = 0; r < w.size; ++r)
+      if (!w.ranks[r].contributed()) w.contribute(r, random());
+    w.run(random);
+    check(w, "seed " + std::to_string(seed));
+    for (int r = 0; r < w.size; ++r) {
+      const int with = left[r] ? on_left : w.size - on_left;
+      // A rank of the smaller part may have heard the verdict before the cut.
+      ASSERT_TRUE(w.verdict(r) || 2 * with <= w.size) << "seed " << seed << ", rank " << r << " is in the larger part";
+      ASSERT_TRUE(w.verdict(r) || w.ranks[r].too_few()) << "seed " << seed << ", rank " << r << " waits in vain";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace isthmus::rank

@@ -1,0 +1,185 @@
+"""The ranks that live agree: on flags, on who is out, and on the communicator with which they go on."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isthmus
+from jobs import DEADLINE, Me, Zygote, all_say, job, results
+from patience import SOON, patient
+
+
+def total(comm: isthmus.Comm, me: Me) -> float:
+    x = np.full(300_000, me.rank, np.float64)
+    comm.all_reduce(x)
+    assert (x == x[0]).all()
+    return float(x[0])
+
+
+def forever(comm: isthmus.Comm) -> None:
+    x = np.ones(200_000, np.float32)
+    while True:
+        comm.all_reduce(x, "max")
+
+
+def test_flags_are_anded_and_operations_go_on(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        answers = [comm.agree(0b1111 & ~(1 << me.rank)), comm.agree(), comm.agree(5)]
+        return answers, total(comm, me)
+
+    with job(zygote, 3, body, shape) as ranks:
+        assert results(ranks) == [([(0b1000, []), (2**64 - 1, []), (5, [])], 3.0)] * 3
+
+
+@pytest.mark.parametrize("victims", [[0], [2], [0, 1, 3]], ids=str)
+def test_all_survivors_get_the_same_answer_and_go_on(zygote: Zygote, shape: str, victims: list[int]) -> None:
+    """Where most have ended, too: their processes are known to have ended, so no other half of a network can live on."""
+
+    def body(me: Me) -> Any:
+        comm = me.init(name="job")
+        me.send("ready")
+        lost = me.caught(lambda: forever(comm))
+        me.hear()  # all victims have ended
+        flags, out = comm.agree(0b111 ^ (me.rank == 4))
+        rest = comm.shrink()
+        return lost["kind"], (flags, out), (rest.size, rest.name, total(rest, me))
+
+    with job(zygote, 5, body, shape) as ranks:
+        all_say(ranks, "ready")
+        for victim in victims:
+            ranks[victim].signal(signal.SIGKILL)
+        for victim in victims:
+            ranks[victim].wait()
+        left = [rank for rank in ranks if rank.rank not in victims]
+        for rank in left:
+            rank.tell("go on")
+        whole = float(sum(rank.rank for rank in left))
+        assert results(left) == [("PeerLostError", (0b110, victims), (len(left), "job/shrink", whole))] * len(left)
+
+
+def test_a_rank_that_is_stopped_is_named_left_out_and_hears_it_when_it_goes_on(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        me.send("ready")
+        me.hear()
+        if me.rank == 0:
+            alone = [me.caught(lambda: comm.agree(timeout=DEADLINE)) for _ in range(2)]
+            return [(one["kind"], one["text"]) for one in alone]
+        late = me.caught(lambda: comm.agree(timeout=patient(1)))
+        answer = comm.agree(6 if me.rank == 1 else 3, failed=[0] if me.rank == 2 else [])
+        rest = comm.shrink()
+        return (late["kind"], late["text"]), answer, total(rest, me)
+
+    with job(zygote, 4, body, shape) as ranks:
+        all_say(ranks, "ready")
+        ranks[0].signal(signal.SIGSTOP)
+        for rank in ranks:
+            rank.tell("go on")
+        for late, answer, whole in results(ranks[1:]):
+            assert late[0] == "TimeoutError" and "rank 0" in late[1], late
+            assert answer == (2, [0]) and whole == 6.0
+        ranks[0].signal(signal.SIGCONT)
+        (first, text), (second, _) = ranks[0].result()
+        assert first == second == "AbortedError" and "go on without this one" in text, text
+
+
+@pytest.mark.product(4)
+@pytest.mark.parametrize("seed", range(12))
+def test_ranks_that_die_while_the_others_shrink_are_left_out_of_what_comes_of_it(
+    zygote: Zygote, shape: str, seed: int
+) -> None:
+    """Of seven ranks two end almost together, and then two more: most of the second ones in the middle of a shrink."""
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        me.send("ready")
+        while comm.size > 3:
+            me.caught(lambda comm=comm: forever(comm))
+            comm = comm.shrink()
+            me.send("size", comm.size)
+        return total(comm, me)
+
+    chance = random.Random(seed)
+    with job(zygote, 7, body, shape) as ranks:
+        all_say(ranks, "ready")
+        left = list(ranks)
+        for size in (5, 3):
+            for pause in (0.0, chance.uniform(0, 0.02)):
+                time.sleep(pause)  # no order depends on it
+                victim = chance.choice(left)
+                victim.signal(signal.SIGKILL)
+                left.remove(victim)
+            for rank in left:
+                while rank.expect("size") != size:
+                    pass
+        assert results(left) == [float(sum(rank.rank for rank in left))] * 3
+
+
+def test_one_that_has_lost_the_others_while_they_may_live_does_not_go_on_but_where_it_is_told_to(zygote: Zygote) -> None:
+    """Rank 1 is named by rank 0 and lives, so neither is sure to be the only one."""
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        me.send("ready")
+        me.hear()
+        if me.rank == 1:
+            me.hear()
+            return None
+        refused = me.caught(lambda: comm.agree(failed=[1]))
+        return (refused["kind"], refused["text"], refused["took"]), comm.agree(3, failed=[1], allow_minority=True)
+
+    with job(zygote, 2, body) as ranks:
+        all_say(ranks, "ready")
+        for rank in ranks:
+            rank.tell("go on")
+        (kind, text, took), answer = ranks[0].result()
+        ranks[1].tell("end")
+        ranks[1].result()
+        assert kind == "PeerLostError" and "no more than half" in text and took < SOON, text
+        assert answer == (3, [1])
+
+
+def test_an_abort_does_not_end_it_and_destroy_does(zygote: Zygote) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        me.send("ready")
+        me.hear()
+        comm.abort("enough")
+        answer = comm.agree(7 - me.rank)
+        comm.destroy()
+        return answer, me.caught(lambda: comm.agree())["text"]
+
+    with job(zygote, 3, body) as ranks:
+        all_say(ranks, "ready")
+        for rank in ranks:
+            rank.tell("go on")
+        for answer, text in results(ranks):
+            assert answer == (7 & 6 & 5, []) and "destroyed" in text
+
+
+def test_what_cannot_be_is_refused_at_once(zygote: Zygote) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        calls = [
+            lambda: comm.agree(failed=[2]),
+            lambda: comm.agree(failed=[-1]),
+            lambda: comm.agree(failed=[me.rank]),
+            lambda: comm.agree(timeout=-1),
+            lambda: comm.shrink([1 - me.rank], failed=[1 - me.rank]),
+        ]
+        said = [me.caught(call) for call in calls]
+        return [(one["kind"], one["text"]) for one in said], max(one["took"] for one in said), comm.agree(4), total(comm, me)
+
+    with job(zygote, 2, body) as ranks:
+        for number, (said, took, answer, whole) in enumerate(results(ranks)):
+            assert [kind for kind, _ in said] == ["ArgumentError"] * 5 and took < SOON
+            assert "no rank 2" in said[0][1] and "no rank -1" in said[1][1] and f"rank {number} names itself" in said[2][1]
+            assert "timeout -1" in said[3][1] and "not both" in said[4][1]
+            assert answer == (4, []) and whole == 1.0
