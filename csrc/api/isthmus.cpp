@@ -368,11 +368,15 @@ isthmus_result isthmus_comm_agree(isthmus_comm_t comm, uint64_t *flags, uint8_t 
   return guarded([&] {
     if (!flags || !out) i::fail(Code::Argument, "agree: flags and out must not be NULL");
     const CallInside inside(comm, "agree");
+    if (timeout < 0)
+      i::fail(Code::Argument, "agree: timeout {}: must be above 0 seconds, or 0 for the communicator's", timeout);
     const int size = inside->size();
     std::vector<int> suspects;
     for (int r = 0; r < size; ++r)
       if (out[r]) suspects.push_back(r);
-    const i::rank::Verdict verdict = inside->agree(*flags, suspects, allow_minority != 0, timeout);
+    if (out[inside->rank()]) i::fail(Code::Argument, "agree: rank {} names itself", inside->rank());
+    const i::rank::Verdict verdict = inside->local().agreement().agree(
+        *flags, suspects, allow_minority != 0, i::Deadline(timeout > 0 ? timeout : inside->timeout()));
     *flags = verdict.flags;
     for (int r = 0; r < size; ++r) out[r] = verdict.out.has(r);
     return ISTHMUS_OK;

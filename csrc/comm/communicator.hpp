@@ -48,8 +48,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   //   Agree  the same, and the ranks agree on who is excluded: those that are gone, and those that any rank names in `excluded`
   enum class Shrink : uint8_t { Keep, Abort, Agree };
   std::shared_ptr<Communicator> shrink(const std::vector<int> &excluded, Shrink mode, const std::string &name);
-  // See isthmus_comm_agree().
-  rank::Verdict agree(uint64_t flags, const std::vector<int> &suspects, bool alone, double timeout);
   // See isthmus_comm_exchange().
   void exchange(const std::vector<int> &ranks, std::span<const std::byte> send, std::byte *recv, double timeout);
   ~Communicator();
@@ -86,13 +84,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   PlanCache &plans() noexcept { return plans_; }
 
  private:
+  friend class Shrinking;  // parts.cpp
   // Without a rank and without a use of the context: make() gives both afterwards, and destroy() ends both.
   Communicator(const join::Invitation &invitation, const bootstrap::Bytes16 &key, join::Seat &seat);
   // Collective over the ranks that meet in the invitation's exchange.
   static std::shared_ptr<Communicator> make(const join::Invitation &invitation, process::Context::Lease use);
-  void check_ranks(const char *what, const std::vector<int> &ranks) const;
-  std::shared_ptr<Communicator> shrink_to(const std::vector<int> &left, const std::string &name, Deadline deadline);
-  std::shared_ptr<Communicator> shrink_agreed(const std::vector<int> &excluded, const std::string &name, Deadline deadline);
   // The invitation to a communicator that is made from this communicator.
   join::Invitation invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline) const;
 

@@ -27,8 +27,8 @@ Message piece_of(const Blob &blob, size_t at) {
 
 }  // namespace
 
-PartExchange::PartExchange(rank::Rank &whole, std::string what, std::vector<int> members)
-    : whole_(whole), what_(std::move(what)), members_(std::move(members)), ranks_(members_) {
+PartExchange::PartExchange(rank::Rank &whole, std::string what, std::vector<int> members, WholeFailed ends)
+    : whole_(whole), what_(std::move(what)), members_(std::move(members)), ends_(ends), ranks_(members_) {
   std::sort(ranks_.begin(), ranks_.end());
 }
 
@@ -80,7 +80,7 @@ void PartExchange::give_up(const Status &why) noexcept {
 
 void PartExchange::look() const {
   hear_farewells();
-  if (!whole_.core().failed()) return;
+  if (ends_ == WholeFailed::IsKnown || !whole_.core().failed()) return;
   const Status why = whole_.core().failure();
   fail(why.code, "{}: {}", name(), why.text);
 }

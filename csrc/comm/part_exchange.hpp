@@ -12,7 +12,7 @@
 namespace isthmus::comm {
 
 // The ranks of the part exchange among themselves, and wait for no rank of another part. A rank that gives up says so, and the exchange ends at
-// once on the other ranks of the part. The whole communicator goes on. The failure of the whole communicator ends the exchange.
+// once on the other ranks of the part. The whole communicator goes on. The failure of the whole communicator ends the exchange, unless it is known.
 //
 //   rank 0   all_gather: waits for rank 1 ......... Error with rank 1's reason     } one part
 //                                              ^
@@ -23,7 +23,9 @@ class PartExchange final : public bootstrap::Exchange {
  public:
   // `what`: a text for the making of this part alone, the same on all ranks of the part. Errors have the text too. `members`: ranks of `whole`,
   // in the part's order.
-  PartExchange(rank::Rank &whole, std::string what, std::vector<int> members);
+  // `ends`: whether the failure of the whole communicator ends the exchange. A rank of the part that is gone always does.
+  enum class WholeFailed : uint8_t { Ends, IsKnown };
+  PartExchange(rank::Rank &whole, std::string what, std::vector<int> members, WholeFailed ends = WholeFailed::Ends);
   std::vector<bootstrap::Blob> all_gather(const bootstrap::Blob &mine, Deadline deadline) override;
   // Tells the other ranks of the part that this rank will not come to the next exchange, and why.
   void give_up(const Status &why) noexcept;
@@ -36,6 +38,7 @@ class PartExchange final : public bootstrap::Exchange {
   rank::Rank &whole_;
   const std::string what_;
   const std::vector<int> members_;
+  const WholeFailed ends_;
   std::vector<int> ranks_;  // the members, ascending
 };
 

@@ -102,27 +102,25 @@ void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::
   local_->exchange().all_gather("exchange", ranks, send, recv, Deadline(timeout > 0 ? timeout : this->timeout()));
 }
 
-void Communicator::check_ranks(const char *what, const std::vector<int> &ranks) const {
-  for (const int r : ranks)
-    if (r < 0 || r >= size()) fail(Code::Argument, "{}: there is no rank {} among {}", what, r, size());
-}
+// What is left of a communicator without some of its ranks.
+class Shrinking {
+ public:
+  Shrinking(Communicator &whole, const std::string &name, Deadline deadline)
+      : whole_(whole), local_(*whole.local_), name_(name.empty() ? whole.name() + "/shrink" : name), deadline_(deadline) {}
+  std::shared_ptr<Communicator> to(const std::vector<int> &left);          // the same list on all of them
+  std::shared_ptr<Communicator> agreed(const std::vector<int> &excluded);  // lists may be unlike
 
-std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &excluded, Shrink mode, const std::string &name) {
-  if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
-  check_ranks("shrink", excluded);
-  if (std::find(excluded.begin(), excluded.end(), rank()) != excluded.end())
-    fail(Code::Argument, "shrink: rank {} is among those that are excluded", rank());
-  if (mode != Shrink::Keep) this->abort("shrink");
-  else if (const Status s = local_->core().failure(); local_->core().failed())
-    throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort");
-  const Lock lock(split_mutex_);
-  const Deadline deadline(timeout());
-  if (mode == Shrink::Agree) return shrink_agreed(excluded, name, deadline);
-  std::vector<int> left;
-  for (int r = 0; r < size(); ++r)
-    if (std::find(excluded.begin(), excluded.end(), r) == excluded.end()) left.push_back(r);
-  return shrink_to(left, name, deadline);
-}
+ private:
+  int number_in(const std::vector<int> &left) const {
+    return static_cast<int>(std::find(left.begin(), left.end(), whole_.rank()) - left.begin());
+  }
+  // The communicator of the ranks `left`, which meet in the exchange.
+  std::shared_ptr<Communicator> make(const std::vector<int> &left, bootstrap::Exchange &exchange);
+  Communicator &whole_;
+  rank::Rank &local_;
+  const std::string name_;
+  const Deadline deadline_;
+};
 
 // The ranks agree twice: on who is left, and on whether all of those have the new communicator. Where one has not, because a rank was lost
 // meanwhile, nobody has it, and they begin again.
@@ -130,64 +128,82 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
 //   agree: who is out --> make it --> agree: have all made it? --> yes: done
 //        ^                                                    \--> no: let go of it, again
 //        +--------------------------------------------------------------------+
-std::shared_ptr<Communicator> Communicator::shrink_agreed(const std::vector<int> &excluded, const std::string &name,
-                                                          Deadline deadline) {
-  rank::RankAgreement &agreement = local_->agreement();
+std::shared_ptr<Communicator> Shrinking::agreed(const std::vector<int> &excluded) {
+  rank::RankAgreement &agreement = local_.agreement();
   std::vector<int> suspects = excluded;
   for (;;) {
-    agreement.agree(1, suspects, false, deadline);
+    agreement.agree(1, suspects, false, deadline_);
     const rank::RankSet members = agreement.members();
     std::vector<int> left;
-    for (int r = 0; r < size(); ++r)
+    for (int r = 0; r < whole_.size(); ++r)
       if (members.has(r)) left.push_back(r);
+    PartExchange exchange(local_, formatted("shrink #{}", agreement.number()), left, PartExchange::WholeFailed::IsKnown);
     std::shared_ptr<Communicator> made;
     Status why;
     try {
-      made = shrink_to(left, name, deadline);
-    } catch (const Error &e) { why = {e.code(), e.text()}; }
-    const rank::Verdict all = agreement.agree(made ? 1 : 0, {}, false, deadline);
-    if (all.flags != 0) return made;
+      made = make(left, exchange);
+    } catch (const Error &e) { why = {e.code(), e.text()}; } catch (const std::exception &e) {
+      why = {Code::Resource, e.what()};
+      exchange.give_up(why);
+    }
+    // A rank that could not make it for another reason than a loss would fail again.
+    constexpr uint64_t kMade = 1, kMayTryAgain = 2;
+    const uint64_t mine = made ? kMade | kMayTryAgain : why.code == Code::PeerLost ? kMayTryAgain : 0;
+    const uint64_t all = agreement.agree(mine, {}, false, deadline_).flags;
+    if (all & kMade) return made;
     if (made) made->destroy();
-    // A rank that could not take part for another reason than a loss would fail again.
-    if (agreement.members() == members && !why.ok() && why.code != Code::PeerLost) throw Error(why.code, why.text);
-    if (agreement.members() == members && deadline.passed())
-      fail(Code::Timeout, "shrink of '{}' on rank {}: no communicator of the ranks that are left came about in time: {}",
-           this->name(), rank(), why.ok() ? "another rank could not make it" : why.text);
+    if (!(all & kMayTryAgain) || deadline_.passed())
+      throw Error(why.ok() ? Code::System : why.code,
+                  why.ok()
+                      ? formatted("shrink of '{}' on rank {}: another rank could not make it", whole_.name(), whole_.rank())
+                      : why.text);
     suspects.clear();
   }
 }
 
-std::shared_ptr<Communicator> Communicator::shrink_to(const std::vector<int> &left, const std::string &name,
-                                                      Deadline deadline) {
-  const auto mine = std::find(left.begin(), left.end(), rank());
+std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left) {
   // The first rank that is left gives the others an id: nothing is collective over a communicator from which ranks are gone.
   std::array<std::byte, 128> id{};
   std::vector<std::byte> ids(left.size() * id.size());
-  if (mine == left.begin()) bootstrap::create_unique_id(settings_, id);
-  local_->exchange().all_gather("shrink", left, id, ids.data(), deadline);
+  if (whole_.rank() == left.front()) bootstrap::create_unique_id(whole_.settings(), id);
+  local_.exchange().all_gather("shrink", left, id, ids.data(), deadline_);
   // A rank that has taken part in the exchange and died since would be waited for in vain.
   for (const int q : left)
-    if (const auto *process = local_->peers()[static_cast<size_t>(q)].process; process && process->lost.load())
-      fail(Code::PeerLost, "shrink of '{}' on rank {}: rank {} is gone: {}", this->name(), rank(), q, process->lost_text());
+    if (const auto *process = local_.peers()[static_cast<size_t>(q)].process; process && process->lost.load())
+      fail(Code::PeerLost, "shrink of '{}' on rank {}: rank {} is gone: {}", whole_.name(), whole_.rank(), q,
+           process->lost_text());
   std::memcpy(id.data(), ids.data(), id.size());
-  const int number = static_cast<int>(mine - left.begin()), world = static_cast<int>(left.size());
-  std::string said;
-  for (const int r : left) said += formatted("{}{}", said.empty() ? "ranks " : ",", r);
-  said += formatted(" of '{}'", this->name());
-  const auto exchange = bootstrap::id_exchange(id, number, world, settings_, deadline);
-  join::Invitation invitation = invite(*exchange, number, world, deadline);
-  invitation.name = name.empty() ? this->name() + "/shrink" : name;
-  invitation.members = said;
-  return make(invitation, use_.again());
+  const auto exchange =
+      bootstrap::id_exchange(id, number_in(left), static_cast<int>(left.size()), whole_.settings(), deadline_);
+  return make(left, *exchange);
 }
 
-rank::Verdict Communicator::agree(uint64_t flags, const std::vector<int> &suspects, bool alone, double timeout) {
-  if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", name());
-  check_ranks("agree", suspects);
-  if (std::find(suspects.begin(), suspects.end(), rank()) != suspects.end())
-    fail(Code::Argument, "agree: rank {} names itself", rank());
-  if (timeout < 0) fail(Code::Argument, "agree: timeout {}: must be above 0 seconds, or 0 for the communicator's", timeout);
-  return local_->agreement().agree(flags, suspects, alone, Deadline(timeout > 0 ? timeout : this->timeout()));
+std::shared_ptr<Communicator> Shrinking::make(const std::vector<int> &left, bootstrap::Exchange &exchange) {
+  std::string said;
+  for (const int r : left) said += formatted("{}{}", said.empty() ? "ranks " : ",", r);
+  said += formatted(" of '{}'", whole_.name());
+  join::Invitation invitation = whole_.invite(exchange, number_in(left), static_cast<int>(left.size()), deadline_);
+  invitation.name = name_;
+  invitation.members = said;
+  return Communicator::make(invitation, whole_.use_.again());
+}
+
+std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &excluded, Shrink mode, const std::string &name) {
+  if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
+  for (const int r : excluded)
+    if (r < 0 || r >= size()) fail(Code::Argument, "shrink: there is no rank {} among {}", r, size());
+  if (std::find(excluded.begin(), excluded.end(), rank()) != excluded.end())
+    fail(Code::Argument, "shrink: rank {} is among those that are excluded", rank());
+  if (mode != Shrink::Keep) this->abort("shrink");
+  else if (const Status s = local_->core().failure(); local_->core().failed())
+    throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort");
+  const Lock lock(split_mutex_);
+  const Deadline deadline(timeout());
+  if (mode == Shrink::Agree) return Shrinking(*this, name, deadline).agreed(excluded);
+  std::vector<int> left;
+  for (int r = 0; r < size(); ++r)
+    if (std::find(excluded.begin(), excluded.end(), r) == excluded.end()) left.push_back(r);
+  return Shrinking(*this, name, deadline).to(left);
 }
 
 }  // namespace isthmus::comm

@@ -96,7 +96,7 @@ static_assert(sizeof(OutOfBandHead) == 32);
 
 struct AgreeHead {  // a word of an agreement (rank/consensus.hpp); `words` numbers of 64 bits follow, a bit for each rank
   uint32_t member, epoch, rank;
-  uint32_t kind;    // rank::Word::Kind
+  uint32_t kind;    // rank::Saying::Kind
   uint64_t number;  // of the agreement, in the communicator
   uint64_t ballot, accepted, flags;
   uint32_t alone, words;

@@ -254,8 +254,10 @@ py::tuple PythonCommunicator::agree(uint64_t flags, const std::vector<int> &fail
   const ActiveCall use(this);
   std::vector<uint8_t> out(static_cast<size_t>(isthmus_comm_size(c)));
   for (const int rank : failed) {
-    if (rank < 0 || static_cast<size_t>(rank) >= out.size())
+    if (rank < 0 || static_cast<size_t>(rank) >= out.size()) {
       raise_argument("agree: there is no rank %d among %zu", rank, out.size());
+      throw PythonError();
+    }
     out[static_cast<size_t>(rank)] = 1;
   }
   isthmus_result result;

@@ -6,42 +6,67 @@
 
 namespace isthmus::rank {
 
-using Kind = Word::Kind;
+using Kind = Saying::Kind;
 
 namespace {
 
-Word word_of(Kind kind, uint64_t ballot) {
-  Word word;
+Saying word_of(Kind kind, uint64_t ballot) {
+  Saying word;
   word.kind = kind;
   word.ballot = ballot;
   return word;
 }
 
-}  // namespace
-
-Consensus::Consensus(int rank, int world, RankSet members)
-    : rank_(rank),
-      world_(world),
-      members_(std::move(members)),
-      suspects_(static_cast<size_t>(world), RankSet(world)),
-      surely_(world),
-      accepted_verdict_{0, RankSet(world)},
-      party_(world),
-      proposed_{0, RankSet(world)} {
-  ISTHMUS_ASSERT(members_.has(rank), "who takes part in an agreement is a member");
+Saying word_of_verdict(Kind kind, uint64_t ballot, const Verdict &verdict) {
+  Saying word = word_of(kind, ballot);
+  word.flags = verdict.flags;
+  word.ranks = verdict.out;
+  return word;
 }
 
-// ---- whom this rank waits for --------------------------------------------------------------------------------------------------------
+// Each rank has ballots of its own: rank + 1, and from there on one in `world`.
+int owner_of(uint64_t ballot, int world) { return static_cast<int>((ballot - 1) % static_cast<uint64_t>(world)); }
+
+uint64_t ballot_after(uint64_t ballot, int rank, int world) {
+  const uint64_t step = static_cast<uint64_t>(world), first = static_cast<uint64_t>(rank) + 1;
+  return ballot < first ? first : first + ((ballot - first) / step + 1) * step;
+}
+
+bool all_have_said(const std::map<int, Saying> &said, const RankSet &awaited, int world) {
+  for (int q = 0; q < world; ++q)
+    if (awaited.has(q) && !said.contains(q)) return false;
+  return true;
+}
+
+}  // namespace
+
+// ---- whom a rank waits for -----------------------------------------------------------------------------------------------------------
+
+Suspicions::Suspicions(int world, RankSet members)
+    : world_(world), members_(std::move(members)), whom_(static_cast<size_t>(world), RankSet(world)), ended_(world) {}
+
+bool Suspicions::add_gone(int by, int rank) {
+  RankSet &whom = whom_[static_cast<size_t>(by)];
+  if (whom.has(rank)) return false;
+  whom.add(rank);
+  return true;
+}
+
+bool Suspicions::add_ended(int rank) {
+  if (ended_.has(rank)) return false;
+  ended_.add(rank);
+  return true;
+}
 
 // The word of a rank counts where no lower rank suspects that rank.
-RankSet Consensus::suspected() const {
+RankSet Suspicions::suspected() const {
   RankSet out(world_);
   for (int q = 0; q < world_; ++q)
-    if (members_.has(q) && !out.has(q)) out.add(suspects_[static_cast<size_t>(q)]);
+    if (members_.has(q) && !out.has(q)) out.add(whom_[static_cast<size_t>(q)]);
   return out;
 }
 
-RankSet Consensus::live() const {
+RankSet Suspicions::live() const {
   const RankSet out = suspected();
   RankSet in(world_);
   for (int q = 0; q < world_; ++q)
@@ -49,52 +74,56 @@ RankSet Consensus::live() const {
   return in;
 }
 
-bool Consensus::enough(const RankSet &with) const {
+bool Suspicions::enough(const RankSet &with) const {
   if (2 * with.count() > members_.count()) return true;
   for (int q = 0; q < world_; ++q)
-    if (members_.has(q) && !with.has(q) && !surely_.has(q)) return false;
+    if (members_.has(q) && !with.has(q) && !ended_.has(q)) return false;
   return true;
+}
+
+// ---- what comes in -------------------------------------------------------------------------------------------------------------------
+
+Consensus::Consensus(int rank, int world, RankSet members)
+    : rank_(rank),
+      world_(world),
+      suspicions_(world, std::move(members)),
+      accepted_verdict_{0, RankSet(world)},
+      party_(world),
+      proposed_{0, RankSet(world)} {
+  ISTHMUS_ASSERT(suspicions_.member(rank), "who takes part in an agreement is a member");
 }
 
 int Consensus::awaited() const {
   if (verdict_) return -1;
-  const RankSet in = live();
+  const RankSet in = suspicions_.live();
   const auto &said = leading_ == Leading::Proposes ? accepts_ : promises_;
   for (int q = 0; q < world_; ++q)
     if (in.has(q) && q != rank_ && (leading_ == Leading::No || !said.contains(q))) return q;
   return -1;
 }
 
-// ---- what comes in -------------------------------------------------------------------------------------------------------------------
-
 void Consensus::contribute(uint64_t flags, const RankSet &suspects, bool alone) {
   mine_ = Mine{flags, alone};
   too_few_ = false;
-  RankSet &own = suspects_[static_cast<size_t>(rank_)];
-  own.add(suspects);
-  if (own.count() > 0 && !verdict_) tell_suspects();
+  suspicions_.add(rank_, suspects);
+  if (suspicions_.by(rank_).count() > 0 && !verdict_) tell_suspects();
   if (promised_ != 0) promised_to_say_ = promised_;
   if (leading_ != Leading::Proposes) leading_ = Leading::No;  // again, with what the program says now
   step();
 }
 
 void Consensus::gone(int rank, Gone how) {
-  if (!members_.has(rank) || rank == rank_) return;
-  RankSet &own = suspects_[static_cast<size_t>(rank_)];
-  if (how == Gone::Surely && !surely_.has(rank)) {
-    surely_.add(rank);
-    too_few_ = false;  // those that are left may be enough now
-  }
-  if (own.has(rank)) return step();
-  own.add(rank);
+  if (!suspicions_.member(rank) || rank == rank_) return;
+  if (how == Gone::Surely && suspicions_.add_ended(rank)) too_few_ = false;  // those that are left may be enough now
+  if (!suspicions_.add_gone(rank_, rank)) return step();
   // The leader may have told this rank and not the others.
   if (verdict_) return say_all(word_of_verdict(Kind::Decide, 0, *verdict_), true);
   if (mine_) tell_suspects();
   step();
 }
 
-void Consensus::hear(int from, const Word &word) {
-  if (!members_.has(from) || from == rank_) return;
+void Consensus::hear(int from, const Saying &word) {
+  if (!suspicions_.member(from) || from == rank_) return;
   if (verdict_) {
     if (word.kind != Kind::Decide && word.kind != Kind::TooFew) say(from, word_of_verdict(Kind::Decide, 0, *verdict_));
     return;
@@ -106,12 +135,12 @@ void Consensus::hear(int from, const Word &word) {
   step();
 }
 
-void Consensus::hear_one(int from, const Word &word) {
+void Consensus::hear_one(int from, const Saying &word) {
   switch (word.kind) {
-    case Kind::Suspect: suspects_[static_cast<size_t>(from)].add(word.ranks); break;
+    case Kind::Suspect: suspicions_.add(from, word.ranks); break;
     case Kind::Prepare: on_prepare(from, word); break;
     case Kind::Promise:
-      if (word.accepted == 0) suspects_[static_cast<size_t>(from)].add(word.ranks);
+      if (word.accepted == 0) suspicions_.add(from, word.ranks);
       if (leading_ == Leading::Collects && word.ballot == ballot_) promises_.insert_or_assign(from, word);
       break;
     case Kind::Propose: on_propose(from, word); break;
@@ -124,13 +153,13 @@ void Consensus::hear_one(int from, const Word &word) {
   }
 }
 
-void Consensus::on_prepare(int from, const Word &word) {
+void Consensus::on_prepare(int from, const Saying &word) {
   if (word.ballot < promised_) return answer(from, word_of(Kind::Overtaken, promised_));
   if (word.ballot > promised_ && from != rank_) leading_ = Leading::No;
   promised_ = promised_to_say_ = word.ballot;
 }
 
-void Consensus::on_propose(int from, const Word &word) {
+void Consensus::on_propose(int from, const Saying &word) {
   if (word.ballot < promised_) return answer(from, word_of(Kind::Overtaken, promised_));
   promised_ = accepted_ = word.ballot;
   promised_to_say_ = 0;
@@ -138,7 +167,7 @@ void Consensus::on_propose(int from, const Word &word) {
   answer(from, word_of(Kind::Accept, word.ballot));
 }
 
-void Consensus::on_overtaken(const Word &word) {
+void Consensus::on_overtaken(const Saying &word) {
   if (word.ballot <= promised_) return;
   promised_ = word.ballot;
   promised_to_say_ = 0;  // who leads by that ballot has not asked this rank, or its question is on the way
@@ -150,62 +179,50 @@ void Consensus::on_overtaken(const Word &word) {
 // Said once the program has contributed, and again where it contributes anew.
 void Consensus::promise() {
   const uint64_t ballot = std::exchange(promised_to_say_, 0);
-  Word word = word_of(Kind::Promise, ballot);
+  Saying word = word_of(Kind::Promise, ballot);
   word.alone = mine_->alone;
   word.accepted = accepted_;
   word.flags = accepted_ ? accepted_verdict_.flags : mine_->flags;
-  word.ranks = accepted_ ? accepted_verdict_.out : suspects_[static_cast<size_t>(rank_)];
-  answer(owner(ballot), std::move(word));
+  word.ranks = accepted_ ? accepted_verdict_.out : suspicions_.by(rank_);
+  answer(owner_of(ballot, world_), std::move(word));
 }
 
 void Consensus::step() {
   if (!mine_ || verdict_) return;
   if (promised_to_say_ != 0) promise();
-  const RankSet in = live();
+  const RankSet in = suspicions_.live();
   if (leading_ == Leading::No) {
     int first = 0;
     while (first < world_ && !in.has(first)) ++first;
-    const bool other_leads = promised_ != 0 && owner(promised_) != rank_ && in.has(owner(promised_));
+    const bool other_leads = promised_ != 0 && owner_of(promised_, world_) != rank_ && in.has(owner_of(promised_, world_));
     if (first == rank_ && !other_leads && !too_few_) lead();
     return;
   }
-  if (leading_ == Leading::Collects && all_of(promises_, in)) propose();
+  if (leading_ == Leading::Collects && all_have_said(promises_, in, world_)) propose();
   else if (leading_ == Leading::Proposes) {
     RankSet awaited(world_), with(world_);
     for (int q = 0; q < world_; ++q)
       if (party_.has(q) && in.has(q)) awaited.add(q);
-    if (!all_of(accepts_, awaited)) return;
+    if (!all_have_said(accepts_, awaited, world_)) return;
     for (const auto &[q, word] : accepts_) with.add(q);
     bool alone = true;
     for (const auto &[q, word] : promises_) alone = alone && word.alone;
-    if (alone || enough(with)) decide(proposed_);
-    else give_up();
+    if (!alone && !suspicions_.enough(with)) return give_up();
+    verdict_ = proposed_;
+    say_all(word_of_verdict(Kind::Decide, 0, *verdict_), true);
   }
-}
-
-uint64_t Consensus::next_ballot() const noexcept {
-  const uint64_t world = static_cast<uint64_t>(world_), after = std::max(promised_, ballot_);
-  uint64_t round = after / world;
-  while (round * world + static_cast<uint64_t>(rank_) + 1 <= after) ++round;
-  return round * world + static_cast<uint64_t>(rank_) + 1;
 }
 
 void Consensus::lead() {
   leading_ = Leading::Collects;
-  ballot_ = next_ballot();
+  ballot_ = ballot_after(std::max(promised_, ballot_), rank_, world_);
   promises_.clear();
   accepts_.clear();
-  const Word word = word_of(Kind::Prepare, ballot_);
+  const Saying word = word_of(Kind::Prepare, ballot_);
   say_all(word, false);
   hear_one(rank_, word);
   promise();
   step();
-}
-
-bool Consensus::all_of(const std::map<int, Word> &said, const RankSet &awaited) const {
-  for (int q = 0; q < world_; ++q)
-    if (awaited.has(q) && !said.contains(q)) return false;
-  return true;
 }
 
 void Consensus::propose() {
@@ -221,12 +238,12 @@ void Consensus::propose() {
       proposed_ = {word.flags, word.ranks};
     }
   }
-  if (!alone && !enough(with)) return give_up();
+  if (!alone && !suspicions_.enough(with)) return give_up();
   party_ = with;
   if (newest == 0) {
     const RankSet out = suspected();
     for (int q = 0; q < world_; ++q) {
-      if (!members_.has(q)) continue;
+      if (!suspicions_.member(q)) continue;
       if (out.has(q)) proposed_.out.add(q);
       else proposed_.flags &= promises_.at(q).flags;
     }
@@ -238,15 +255,10 @@ void Consensus::propose() {
   step();
 }
 
-void Consensus::decide(const Verdict &verdict) {
-  verdict_ = verdict;
-  say_all(word_of_verdict(Kind::Decide, 0, verdict), true);
-}
-
 // The leader may have no way to them.
 void Consensus::tell_those_out() {
   for (int q = 0; q < world_; ++q)
-    if (members_.has(q) && q != rank_ && verdict_->out.has(q)) say(q, word_of_verdict(Kind::Decide, 0, *verdict_));
+    if (suspicions_.member(q) && q != rank_ && verdict_->out.has(q)) say(q, word_of_verdict(Kind::Decide, 0, *verdict_));
 }
 
 void Consensus::give_up() {
@@ -257,27 +269,20 @@ void Consensus::give_up() {
 
 // ---- what goes out -------------------------------------------------------------------------------------------------------------------
 
-Word Consensus::word_of_verdict(Kind kind, uint64_t ballot, const Verdict &verdict) {
-  Word word = word_of(kind, ballot);
-  word.flags = verdict.flags;
-  word.ranks = verdict.out;
-  return word;
-}
-
 void Consensus::tell_suspects() {
-  Word word = word_of(Kind::Suspect, 0);
-  word.ranks = suspects_[static_cast<size_t>(rank_)];
+  Saying word = word_of(Kind::Suspect, 0);
+  word.ranks = suspicions_.by(rank_);
   say_all(word, true);
 }
 
-void Consensus::say(int to, Word word) { out_.push_back({to, std::move(word)}); }
+void Consensus::say(int to, Saying word) { out_.push_back({to, std::move(word)}); }
 
-void Consensus::say_all(const Word &word, bool suspected_too) {
+void Consensus::say_all(const Saying &word, bool suspected_too) {
   const RankSet out = suspected();
   for (int q = 0; q < world_; ++q)
-    if (members_.has(q) && q != rank_ && (suspected_too || !out.has(q))) say(q, word);
+    if (suspicions_.member(q) && q != rank_ && (suspected_too || !out.has(q))) say(q, word);
 }
 
-std::vector<Consensus::Outgoing> Consensus::take_words() { return std::exchange(out_, {}); }
+std::vector<Consensus::Addressed> Consensus::take_words() { return std::exchange(out_, {}); }
 
 }  // namespace isthmus::rank

@@ -43,7 +43,7 @@ struct Verdict {
 enum class Gone : uint8_t { Perhaps, Surely };
 
 // What one rank says to another in an agreement.
-struct Word {
+struct Saying {
   enum class Kind : uint32_t {
     Suspect = 1,  // `ranks`: whom the sender suspects
     Prepare = 2,
@@ -61,6 +61,26 @@ struct Word {
   RankSet ranks;
 };
 
+// Who suspects whom, and what follows.
+class Suspicions {
+ public:
+  Suspicions(int world, RankSet members);
+  void add(int by, const RankSet &whom) { whom_[static_cast<size_t>(by)].add(whom); }
+  bool add_gone(int by, int rank);  // false: `by` has suspected the rank before
+  bool add_ended(int rank);         // for certain. False: that was known
+  const RankSet &by(int rank) const noexcept { return whom_[static_cast<size_t>(rank)]; }
+  RankSet suspected() const;
+  RankSet live() const;                    // members that are not suspected
+  bool enough(const RankSet &with) const;  // to decide without the others
+  bool member(int rank) const noexcept { return members_.has(rank); }
+
+ private:
+  const int world_;
+  const RankSet members_;
+  std::vector<RankSet> whom_;  // by the rank that suspects
+  RankSet ended_;
+};
+
 class Consensus {
  public:
   // `members`: who takes part, `rank` among them.
@@ -68,14 +88,14 @@ class Consensus {
 
   // The program's part. Called again, it replaces what has not been proposed yet, and ends too_few().
   void contribute(uint64_t flags, const RankSet &suspects, bool alone);
-  void hear(int from, const Word &word);
+  void hear(int from, const Saying &word);
   void gone(int rank, Gone how);
 
-  struct Outgoing {
+  struct Addressed {
     int to;
-    Word word;
+    Saying word;
   };
-  std::vector<Outgoing> take_words();  // in the order in which they are to be sent
+  std::vector<Addressed> take_words();  // in the order in which they are to be sent
   const std::optional<Verdict> &verdict() const noexcept { return verdict_; }
   bool contributed() const noexcept { return mine_.has_value(); }
   bool too_few() const noexcept { return too_few_; }  // for the text of an error; the agreement may still succeed
@@ -83,7 +103,7 @@ class Consensus {
   // A rank that has not said its word yet, as far as this rank knows; -1: none.
   int awaited() const;
   // Whom this rank does not wait for.
-  RankSet suspected() const;
+  RankSet suspected() const { return suspicions_.suspected(); }
 
  private:
   enum class Leading : uint8_t { No, Collects, Proposes };
@@ -92,33 +112,24 @@ class Consensus {
     bool alone;
   };
 
-  int owner(uint64_t ballot) const noexcept { return static_cast<int>((ballot - 1) % static_cast<uint64_t>(world_)); }
-  uint64_t next_ballot() const noexcept;
-  void say(int to, Word word);
+  void say(int to, Saying word);
   void tell_suspects();
-  void say_all(const Word &word, bool suspected_too);
-  void answer(int to, Word word) { to == rank_ ? hear_one(to, word) : say(to, std::move(word)); }
-  void hear_one(int from, const Word &word);
-  void on_prepare(int from, const Word &word);
-  void on_propose(int from, const Word &word);
-  void on_overtaken(const Word &word);
+  void say_all(const Saying &word, bool suspected_too);
+  void answer(int to, Saying word) { to == rank_ ? hear_one(to, word) : say(to, std::move(word)); }
+  void hear_one(int from, const Saying &word);
+  void on_prepare(int from, const Saying &word);
+  void on_propose(int from, const Saying &word);
+  void on_overtaken(const Saying &word);
   void promise();
   void step();
   void lead();
-  bool all_of(const std::map<int, Word> &said, const RankSet &awaited) const;
-  bool enough(const RankSet &with) const;
   void propose();
-  void decide(const Verdict &verdict);
   void tell_those_out();
   void give_up();
-  RankSet live() const;  // members that are not suspected
-  static Word word_of_verdict(Word::Kind kind, uint64_t ballot, const Verdict &verdict);
 
   const int rank_, world_;
-  const RankSet members_;
   std::optional<Mine> mine_;
-  std::vector<RankSet> suspects_;  // by the rank that suspects
-  RankSet surely_;                 // ended for certain
+  Suspicions suspicions_;
   // As one that accepts.
   uint64_t promised_ = 0, promised_to_say_ = 0;  // the ballot of which Promise is still to be said; 0: none
   uint64_t accepted_ = 0;
@@ -126,13 +137,13 @@ class Consensus {
   // As the leader.
   Leading leading_ = Leading::No;
   uint64_t ballot_ = 0;
-  std::map<int, Word> promises_, accepts_;
+  std::map<int, Saying> promises_, accepts_;
   RankSet party_;  // who has promised, when the verdict was proposed
   Verdict proposed_;
   // As one that learns.
   std::optional<Verdict> verdict_;
   bool too_few_ = false;
-  std::vector<Outgoing> out_;
+  std::vector<Addressed> out_;
 };
 
 }  // namespace isthmus::rank

@@ -38,6 +38,11 @@ RankSet RankAgreement::members() const {
   return members_;
 }
 
+uint64_t RankAgreement::number() const {
+  const Lock lock(mutex_);
+  return number_;
+}
+
 std::string RankAgreement::name(uint64_t number) const {
   return formatted("agree #{} of '{}' on rank {}", number, core_.id.name, core_.id.rank);
 }
@@ -139,8 +144,8 @@ void RankAgreement::came(const process::AgreeHead &head, std::span<const std::by
   std::vector<uint64_t> bits(count);
   std::memcpy(bits.data(), ranks.data(), count * sizeof(uint64_t));
   if (const int spare = core_.id.world & 63) bits.back() &= (uint64_t{1} << spare) - 1;
-  Word word;
-  word.kind = static_cast<Word::Kind>(head.kind);
+  Saying word;
+  word.kind = static_cast<Saying::Kind>(head.kind);
   word.ballot = head.ballot;
   word.accepted = head.accepted;
   word.flags = head.flags;

@@ -30,16 +30,17 @@ class RankAgreement {
   // Error(Aborted): this rank is out, or the communicator was destroyed here. Error(Interrupted).
   Verdict agree(uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline);
   RankSet members() const;  // who takes part in the next agreement
+  uint64_t number() const;  // of the next agreement; the same on all ranks that have the verdict of the one before
 
   void came(const process::AgreeHead &head, std::span<const std::byte> ranks);
   void look();         // a rank may be gone
   void cut(int rank);  // the way to the rank is cut; its process may live
 
  private:
-  using Outgoing = std::vector<Consensus::Outgoing>;
+  using Outgoing = std::vector<Consensus::Addressed>;
   struct Early {
     int from;
-    Word word;
+    Saying word;
   };
   Consensus &current() ISTHMUS_REQUIRES(mutex_);
   void note_gone() ISTHMUS_REQUIRES(mutex_);

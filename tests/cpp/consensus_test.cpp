@@ -27,7 +27,7 @@ RankSet all_of(int world) {
 // The ranks and the ways between them. Words from one rank to another arrive in order, or not at all once the way is cut.
 struct World {
   struct Way {
-    std::deque<Word> words;
+    std::deque<Saying> words;
     bool cut = false, told = false;  // told: the receiver knows that the way is cut
   };
   int size;
@@ -51,7 +51,7 @@ struct World {
   bool deliver(int from, int to) {
     Way &way = ways[from][to];
     if (way.words.empty() || dead[to] || stopped[to]) return false;
-    const Word word = std::move(way.words.front());
+    const Saying word = std::move(way.words.front());
     way.words.pop_front();
     ranks[to].hear(from, word);
     send(to);

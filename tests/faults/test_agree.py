@@ -73,6 +73,8 @@ def test_a_rank_that_is_stopped_is_named_left_out_and_hears_it_when_it_goes_on(z
             alone = [me.caught(lambda: comm.agree(timeout=DEADLINE)) for _ in range(2)]
             return [(one["kind"], one["text"]) for one in alone]
         late = me.caught(lambda: comm.agree(timeout=patient(1)))
+        me.send("late")  # nobody calls again while another still waits
+        me.hear()
         answer = comm.agree(6 if me.rank == 1 else 3, failed=[0] if me.rank == 2 else [])
         rest = comm.shrink()
         return (late["kind"], late["text"]), answer, total(rest, me)
@@ -82,6 +84,9 @@ def test_a_rank_that_is_stopped_is_named_left_out_and_hears_it_when_it_goes_on(z
         ranks[0].signal(signal.SIGSTOP)
         for rank in ranks:
             rank.tell("go on")
+        all_say(ranks[1:], "late")
+        for rank in ranks[1:]:
+            rank.tell("again")
         for late, answer, whole in results(ranks[1:]):
             assert late[0] == "TimeoutError" and "rank 0" in late[1], late
             assert answer == (2, [0]) and whole == 6.0
