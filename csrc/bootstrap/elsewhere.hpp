@@ -15,6 +15,8 @@ class Elsewhere {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
   // So long nobody else came, at either place, and as many connected there as are missing here: those are the missing ones.
   static constexpr int64_t kAllNs = 1'000'000'000;
+  // The same where a rank has come here since: the others may come one by one, and one of those that connected may be a stranger.
+  static constexpr int64_t kComingNs = 5'000'000'000;
   // The same with another number. Some of the missing ranks may be late, and somebody who looks for open ports may have connected.
   static constexpr int64_t kSomeNs = 20'000'000'000;
 
@@ -28,7 +30,8 @@ class Elsewhere {
   // When so many missing ranks are waited for no longer. `came_ns`: when the newest of those came that are here.
   int64_t until_ns(size_t missing, int64_t came_ns) const noexcept {
     if (connections_ == 0 || missing == 0) return kNever;
-    return std::max(last_ns_, came_ns) + (connections_ == missing ? kAllNs : kSomeNs);
+    const int64_t quiet_ns = connections_ != missing ? kSomeNs : came_ns > last_ns_ ? kComingNs : kAllNs;
+    return std::max(last_ns_, came_ns) + quiet_ns;
   }
 
  private:

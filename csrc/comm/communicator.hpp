@@ -103,7 +103,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const Terms terms_;
   PlanCache plans_;
   Mutex split_mutex_;  // one split or shrink at a time; held while the ranks speak with each other
-  struct {             // the two streams of the user that were ordered last, and the event between them
+  uint64_t unconfirmed_ ISTHMUS_GUARDED_BY(split_mutex_) = 0;  // see Shrinking
+  struct {  // the two streams of the user that were ordered last, and the event between them
     Mutex mutex;
     std::unique_ptr<device::Stream> before ISTHMUS_GUARDED_BY(mutex), after ISTHMUS_GUARDED_BY(mutex);
     std::unique_ptr<device::Event> event ISTHMUS_GUARDED_BY(mutex);

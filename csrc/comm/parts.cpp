@@ -105,8 +105,13 @@ void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::
 // What is left of a communicator without some of its ranks.
 class Shrinking {
  public:
-  Shrinking(Communicator &whole, const std::string &name, Deadline deadline)
-      : whole_(whole), local_(*whole.local_), name_(name.empty() ? whole.name() + "/shrink" : name), deadline_(deadline) {}
+  // `unconfirmed`: the last agreement on whether all have what came of a shrink; kept from one shrink to the next.
+  Shrinking(Communicator &whole, const std::string &name, Deadline deadline, uint64_t &unconfirmed)
+      : whole_(whole),
+        local_(*whole.local_),
+        name_(name.empty() ? whole.name() + "/shrink" : name),
+        deadline_(deadline),
+        unconfirmed_(unconfirmed) {}
   std::shared_ptr<Communicator> to(const std::vector<int> &left);          // the same list on all of them
   std::shared_ptr<Communicator> agreed(const std::vector<int> &excluded);  // lists may be unlike
 
@@ -120,6 +125,7 @@ class Shrinking {
   rank::Rank &local_;
   const std::string name_;
   const Deadline deadline_;
+  uint64_t &unconfirmed_;
 };
 
 // The ranks agree twice: on who is left, and on whether all of those have the new communicator. Where one has not, because a rank was lost
@@ -131,8 +137,15 @@ class Shrinking {
 std::shared_ptr<Communicator> Shrinking::agreed(const std::vector<int> &excluded) {
   rank::RankAgreement &agreement = local_.agreement();
   std::vector<int> suspects = excluded;
+  constexpr uint64_t kMade = 1, kMayTryAgain = 2;
+  // An earlier shrink may have failed here in its second agreement. The others may still be in that agreement, or be past it.
+  if (unconfirmed_ == agreement.number() && (agreement.agree(kMayTryAgain, {}, false, deadline_).flags & kMade))
+    fail(Code::Aborted,
+         "shrink of '{}' on rank {}: the other ranks have the communicator of the shrink before, and this rank has let go "
+         "of it",
+         whole_.name(), whole_.rank());
   for (;;) {
-    agreement.agree(1, suspects, false, deadline_);
+    agreement.agree(0, suspects, false, deadline_);
     const rank::RankSet members = agreement.members();
     std::vector<int> left;
     for (int r = 0; r < whole_.size(); ++r)
@@ -147,7 +160,7 @@ std::shared_ptr<Communicator> Shrinking::agreed(const std::vector<int> &excluded
       exchange.give_up(why);
     }
     // A rank that could not make it for another reason than a loss would fail again.
-    constexpr uint64_t kMade = 1, kMayTryAgain = 2;
+    unconfirmed_ = agreement.number();
     const uint64_t mine = made ? kMade | kMayTryAgain : why.code == Code::PeerLost ? kMayTryAgain : 0;
     const uint64_t all = agreement.agree(mine, {}, false, deadline_).flags;
     if (all & kMade) return made;
@@ -199,11 +212,11 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
     throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort");
   const Lock lock(split_mutex_);
   const Deadline deadline(timeout());
-  if (mode == Shrink::Agree) return Shrinking(*this, name, deadline).agreed(excluded);
+  if (mode == Shrink::Agree) return Shrinking(*this, name, deadline, unconfirmed_).agreed(excluded);
   std::vector<int> left;
   for (int r = 0; r < size(); ++r)
     if (std::find(excluded.begin(), excluded.end(), r) == excluded.end()) left.push_back(r);
-  return Shrinking(*this, name, deadline).to(left);
+  return Shrinking(*this, name, deadline, unconfirmed_).to(left);
 }
 
 }  // namespace isthmus::comm

@@ -137,6 +137,7 @@ struct UcxLink::State {
 UcxLink::UcxLink(UcxWorker &worker, std::span<const std::byte> address, const UcxPair &pair, std::span<std::byte> memory)
     : worker_(worker),
       piece_(memory.size() / (2 * kPlaces)),
+      cut_(piece_),
       token_out_(token_of(pair.mine, pair.theirs)),
       token_in_(token_of(pair.theirs, pair.mine)),
       state_(std::make_shared<State>()) {
@@ -165,12 +166,11 @@ UcxLink::UcxLink(UcxWorker &worker, std::span<const std::byte> address, const Uc
     fail(Code::Unsupported, "ucx: no way from here to it: {}; UCX_TLS must leave both a transport that reaches the other",
          worker_.ucx().text(status));
   worker_.attach(token_in_, *this);
-  const UcxHeader hello{token_out_, 0};
   SendPlace &place = s.sends[0];
-  place.header.ucx = hello;
+  place.header.ucx = {token_out_, piece_};
   place.busy = true;
   in_work_.store(1, std::memory_order_relaxed);
-  send(place, UcxWorker::kHello, sizeof hello, 0, kSendEager);
+  send(place, UcxWorker::kHello, sizeof(UcxHeader), 0, kSendEager);
 }
 
 UcxLink::~UcxLink() {
@@ -202,6 +202,7 @@ UcxLink::~UcxLink() {
   while (!s.quiet() && !deadline.passed())
     if (!worker_.progress()) ::sched_yield();
   if (!ended || !s.quiet()) worker_.leave(std::move(state_));
+  state_.reset();  // it unmaps its memory, with the turn
 }
 
 // ---- sending -------------------------------------------------------------------------------------------------------------
@@ -261,7 +262,7 @@ void UcxLink::push_piece(Outgoing &out, SendPlace &place) {
   h = out.header;
   const bool bare = is_bare(h.kind);
   const uint64_t rest = bare ? 0 : h.total - out.cut;
-  const uint64_t n = std::min<uint64_t>(rest, piece_);
+  const uint64_t n = std::min<uint64_t>(rest, cut_.load(std::memory_order_relaxed));
   h.offset = bare ? 0 : out.cut;
   h.bytes = static_cast<uint32_t>(n);
   place.header.ucx = {token_out_, state_->next_out++};

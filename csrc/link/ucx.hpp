@@ -18,6 +18,7 @@
 // A link is of use once the hello of its peer has come: await that before the first post().
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -61,7 +62,10 @@ class UcxLink final : public Link, private UcxReceiver {
 
   ucx_abi::Status arrived(const UcxHeader &header, std::span<const std::byte> rest, void *data, size_t bytes,
                           uint64_t attributes) override;
-  void greeted() override { greeted_.store(true, std::memory_order_release); }
+  void greeted(uint64_t piece) override {  // the two ends may have places of unlike sizes
+    if (piece < piece_) cut_.store(std::max<uint64_t>(piece, 4096), std::memory_order_relaxed);
+    greeted_.store(true, std::memory_order_release);
+  }
   void send(SendPlace &place, unsigned id, size_t header_bytes, size_t bytes, uint32_t flags);
   static void sent(SendPlace &place, ucx_abi::Status status);
   bool push();
@@ -72,7 +76,8 @@ class UcxLink final : public Link, private UcxReceiver {
   void die();
 
   UcxWorker &worker_;
-  const size_t piece_;  // bytes of a place
+  const size_t piece_;       // bytes of a place
+  std::atomic<size_t> cut_;  // bytes of a piece that is sent: no more than the peer's places hold
   const uint64_t token_out_, token_in_;
   OutQueue queue_, unsent_;  // unsent_: what UCX had in work when the link died
   std::shared_ptr<State> state_;

@@ -91,7 +91,10 @@ bool UcxWorker::watch() noexcept {
 
 void UcxWorker::attach(uint64_t token, UcxReceiver &receiver) {
   receivers_[token] = &receiver;
-  if (early_.erase(token) != 0) receiver.greeted();
+  const auto early = early_.find(token);
+  if (early == early_.end()) return;
+  receiver.greeted(early->second);
+  early_.erase(early);
 }
 
 void UcxWorker::detach(uint64_t token) noexcept { receivers_.erase(token); }
@@ -130,8 +133,8 @@ ucx_abi::Status UcxWorker::on_hello(void *self, const void *header, size_t heade
   UcxHeader h;
   if (header_bytes != sizeof h) return kOk;
   std::memcpy(&h, header, sizeof h);
-  if (const auto found = worker.receivers_.find(h.token); found != worker.receivers_.end()) found->second->greeted();
-  else if (worker.early_.size() < kMostEarly) worker.early_.insert(h.token);
+  if (const auto found = worker.receivers_.find(h.token); found != worker.receivers_.end()) found->second->greeted(h.number);
+  else if (worker.early_.size() < kMostEarly) worker.early_.emplace(h.token, h.number);
   return kOk;
 }
 

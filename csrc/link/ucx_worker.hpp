@@ -17,7 +17,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -28,8 +27,9 @@ namespace isthmus::link {
 
 // At the front of each active message.
 struct UcxHeader {
-  uint64_t token = 0;   // of the link: what the receiver expects from that peer alone (Ucx::token)
-  uint64_t number = 0;  // of the message on its link. UCX does not promise the order of active messages
+  uint64_t token = 0;  // of the link: what the receiver expects from that peer alone (Ucx::token)
+  uint64_t number =
+      0;  // of the message on its link. UCX does not promise the order of active messages. Of a hello: the sender's pieces, in bytes
 };
 
 class UcxReceiver {
@@ -38,7 +38,7 @@ class UcxReceiver {
   // With the worker's turn. Returns what UCX is to be told of the data (ucx_abi::OnArrival).
   virtual ucx_abi::Status arrived(const UcxHeader &header, std::span<const std::byte> rest, void *data, size_t bytes,
                                   uint64_t attributes) = 0;
-  virtual void greeted() = 0;  // the peer's link is there
+  virtual void greeted(uint64_t piece) = 0;  // the peer's link is there, and takes pieces of so many bytes
 };
 
 class UcxWorker {
@@ -95,7 +95,7 @@ class UcxWorker {
   std::atomic_flag turn_;
   // With the turn.
   std::map<uint64_t, UcxReceiver *> receivers_;  // by token
-  std::set<uint64_t> early_;                     // tokens of hellos that came before their links were made
+  std::map<uint64_t, uint64_t> early_;  // hellos that came before their links were made: token, and the peer's pieces
   std::vector<std::shared_ptr<void>> leftovers_;
   const void *watcher_ = nullptr;  // the thread that may sleep on fd(), and has not been signalled
 };

@@ -94,10 +94,11 @@ void Links::await_ucx(bootstrap::Peer &peer, Deadline deadline) {
     slot = find(&peer, Carrier::Ucx);
   }
   if (!slot) return;
-  while (!slot->ucx->ready()) {
+  for (;;) {
     if (peer.lost.load(std::memory_order_acquire)) fail(Code::PeerLost, "it is gone: {}", peer.lost_text());
     if (slot->broken_ns.load(std::memory_order_acquire) != 0)
       fail(Code::PeerLost, "the connection by UCX breaks: {}; UCX_LOG_LEVEL=info makes UCX say more", slot->reason);
+    if (slot->ucx->ready()) return;
     if (deadline.passed())
       fail(Code::Timeout,
            "UCX has not reached it in time; UCX_TLS and UCX_NET_DEVICES must leave both a way to the other, and "

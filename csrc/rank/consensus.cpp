@@ -43,7 +43,11 @@ bool all_have_said(const std::map<int, Saying> &said, const RankSet &awaited, in
 // ---- whom a rank waits for -----------------------------------------------------------------------------------------------------------
 
 Suspicions::Suspicions(int world, RankSet members)
-    : world_(world), members_(std::move(members)), whom_(static_cast<size_t>(world), RankSet(world)), ended_(world) {}
+    : world_(world),
+      members_(std::move(members)),
+      whom_(static_cast<size_t>(world), RankSet(world)),
+      ended_(world),
+      left_(world) {}
 
 bool Suspicions::add_gone(int by, int rank) {
   RankSet &whom = whom_[static_cast<size_t>(by)];
@@ -74,10 +78,10 @@ RankSet Suspicions::live() const {
   return in;
 }
 
-bool Suspicions::enough(const RankSet &with) const {
+bool Suspicions::enough(const RankSet &with, bool accepted_before) const {
   if (2 * with.count() > members_.count()) return true;
   for (int q = 0; q < world_; ++q)
-    if (members_.has(q) && !with.has(q) && !ended_.has(q)) return false;
+    if (members_.has(q) && !with.has(q) && !ended_.has(q) && !(accepted_before && left_.has(q))) return false;
   return true;
 }
 
@@ -115,6 +119,7 @@ void Consensus::contribute(uint64_t flags, const RankSet &suspects, bool alone) 
 void Consensus::gone(int rank, Gone how) {
   if (!suspicions_.member(rank) || rank == rank_) return;
   if (how == Gone::Surely && suspicions_.add_ended(rank)) too_few_ = false;  // those that are left may be enough now
+  if (how == Gone::Left) suspicions_.add_left(rank);
   if (!suspicions_.add_gone(rank_, rank)) return step();
   // The leader may have told this rank and not the others.
   if (verdict_) return say_all(word_of_verdict(Kind::Decide, 0, *verdict_), true);
@@ -207,7 +212,7 @@ void Consensus::step() {
     for (const auto &[q, word] : accepts_) with.add(q);
     bool alone = true;
     for (const auto &[q, word] : promises_) alone = alone && word.alone;
-    if (!alone && !suspicions_.enough(with)) return give_up();
+    if (!alone && !suspicions_.enough(with, accepted_before_)) return give_up();
     verdict_ = proposed_;
     say_all(word_of_verdict(Kind::Decide, 0, *verdict_), true);
   }
@@ -238,7 +243,8 @@ void Consensus::propose() {
       proposed_ = {word.flags, word.ranks};
     }
   }
-  if (!alone && !suspicions_.enough(with)) return give_up();
+  accepted_before_ = newest != 0;
+  if (!alone && !suspicions_.enough(with, accepted_before_)) return give_up();
   party_ = with;
   if (newest == 0) {
     const RankSet out = suspected();
@@ -264,7 +270,7 @@ void Consensus::tell_those_out() {
 void Consensus::give_up() {
   leading_ = Leading::No;
   too_few_ = true;
-  say_all(word_of(Kind::TooFew, 0), false);
+  say_all(word_of(Kind::TooFew, 0), true);
 }
 
 // ---- what goes out -------------------------------------------------------------------------------------------------------------------

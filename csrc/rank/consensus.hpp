@@ -20,8 +20,8 @@
 // Whom the leader waits for: all members that nobody suspects. A rank suspects those that are gone for it and those that its program names,
 // and tells everybody. Where two suspect each other (the way between them is cut), the word of the lower one counts.
 //
-// How many are enough: more than half of the members, or all but those that have ended for certain. So of two halves of a network that is cut
-// at most one decides. `alone` (the program allows a minority) gives that up.
+// How many are enough: more than half of the members, or all but those that have ended for certain. For a verdict that ranks have accepted
+// before, those that have left do not count either: they may have had it. So of two halves of a network that is cut at most one decides. `alone` (the program allows a minority) gives that up.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +39,11 @@ struct Verdict {
   bool operator==(const Verdict &) const = default;
 };
 
-// How certain it is that a rank which is gone has ended.
-enum class Gone : uint8_t { Perhaps, Surely };
+// What is known of a rank that is gone.
+//   Perhaps  the way to it is cut, and it may live
+//   Left     it has left the communicator, and lives. What it had to say of its agreements has come before
+//   Surely   it has ended
+enum class Gone : uint8_t { Perhaps, Left, Surely };
 
 // What one rank says to another in an agreement.
 struct Saying {
@@ -68,17 +71,18 @@ class Suspicions {
   void add(int by, const RankSet &whom) { whom_[static_cast<size_t>(by)].add(whom); }
   bool add_gone(int by, int rank);  // false: `by` has suspected the rank before
   bool add_ended(int rank);         // for certain. False: that was known
+  void add_left(int rank) { left_.add(rank); }
   const RankSet &by(int rank) const noexcept { return whom_[static_cast<size_t>(rank)]; }
   RankSet suspected() const;
-  RankSet live() const;                    // members that are not suspected
-  bool enough(const RankSet &with) const;  // to decide without the others
+  RankSet live() const;                                          // members that are not suspected
+  bool enough(const RankSet &with, bool accepted_before) const;  // to decide without the others
   bool member(int rank) const noexcept { return members_.has(rank); }
 
  private:
   const int world_;
   const RankSet members_;
   std::vector<RankSet> whom_;  // by the rank that suspects
-  RankSet ended_;
+  RankSet ended_, left_;
 };
 
 class Consensus {
@@ -140,6 +144,7 @@ class Consensus {
   std::map<int, Saying> promises_, accepts_;
   RankSet party_;  // who has promised, when the verdict was proposed
   Verdict proposed_;
+  bool accepted_before_ = false;  // the verdict that is proposed is of an earlier ballot
   // As one that learns.
   std::optional<Verdict> verdict_;
   bool too_few_ = false;

@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t kAskNs = 20'000'000;  // between two questions whether the program wants to stop
 constexpr size_t kKept = 4;             // agreements; who is still in an older one has been left out, and was told
-constexpr size_t kEarlyOfRank = 8;      // words about the next agreement that one rank can have said: one of each kind
 
 std::string list_of(const RankSet &set, int world) {
   std::string text;
@@ -72,7 +71,11 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
       say(number, words);
       lock.lock();
     }
-    if (consensus.verdict()) return finish(number);
+    if (consensus.verdict()) {
+      // The program may leave the communicator as soon as it has the verdict, and the others must hear the verdict first.
+      while (saying_ != 0) changed_.wait(lock);
+      return finish(number);
+    }
     if (consensus.too_few()) fail_too_few(number, consensus.suspected());
     if (deadline.passed()) fail_late(number, consensus.awaited(), consensus.leads());
     if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", name(number));
@@ -156,7 +159,11 @@ void RankAgreement::came(const process::AgreeHead &head, std::span<const std::by
   {
     const Lock lock(mutex_);
     if (head.number == number_ + 1) {
-      if (early_.size() < kEarlyOfRank * static_cast<size_t>(core_.id.world)) early_.push_back({from, std::move(word)});
+      // The newest of each kind: a rank that suspects says all whom it suspects, and of two ballots the newer counts.
+      const auto same = std::find_if(early_.begin(), early_.end(),
+                                     [&](const Early &e) { return e.from == from && e.word.kind == word.kind; });
+      if (same != early_.end()) early_.erase(same);
+      early_.push_back({from, std::move(word)});
       return;
     }
     if (head.number > number_) return;
@@ -168,9 +175,10 @@ void RankAgreement::came(const process::AgreeHead &head, std::span<const std::by
     if (at == kept_.end()) return;
     at->second.hear(from, word);
     words = at->second.take_words();
+    ++saying_;
   }
   say(head.number, words);
-  changed_.notify_all();
+  said();
 }
 
 void RankAgreement::look() {
@@ -180,14 +188,24 @@ void RankAgreement::look() {
     if (kept_.empty()) return;
     note_gone();
     for (auto &[number, consensus] : kept_) all.emplace_back(number, consensus.take_words());
+    ++saying_;
   }
   for (const auto &[number, words] : all) say(number, words);
+  said();
+}
+
+void RankAgreement::said() {
+  {
+    const Lock lock(mutex_);
+    --saying_;
+  }
   changed_.notify_all();
 }
 
 void RankAgreement::cut(int rank) {
   {
     const Lock lock(mutex_);
+    if (cut_.has(rank)) return;
     cut_.add(rank);
   }
   look();
@@ -204,7 +222,7 @@ void RankAgreement::note_gone() {
     const PeerRank &p = core_.peers[static_cast<size_t>(q)];
     const bool left = p.left.load(std::memory_order_acquire), lost = p.lost();
     if (q == core_.id.rank || (!left && !lost && !cut_.has(q))) continue;
-    const Gone how = left || (lost && p.process->surely_ended()) ? Gone::Surely : Gone::Perhaps;
+    const Gone how = lost && p.process->surely_ended() ? Gone::Surely : left ? Gone::Left : Gone::Perhaps;
     for (auto &[number, consensus] : kept_) consensus.gone(q, how);
   }
 }
@@ -218,7 +236,6 @@ RankAgreement::Outgoing RankAgreement::take_words(uint64_t number) {
 
 // Not under the lock: a rank of this process hears, and answers, in this call.
 void RankAgreement::say(uint64_t number, const Outgoing &words) noexcept {
-  std::vector<std::byte> room;
   for (const auto &[to, word] : words) {
     const PeerRank &p = core_.peers[static_cast<size_t>(to)];
     const std::span<const uint64_t> bits = word.ranks.words();
@@ -234,7 +251,7 @@ void RankAgreement::say(uint64_t number, const Outgoing &words) noexcept {
                                   word.flags,
                                   word.alone,
                                   static_cast<uint32_t>(sent.size())};
-    room.resize(sizeof head + sent.size_bytes());
+    std::vector<std::byte> room(sizeof head + sent.size_bytes());
     core_.context->control().tell(p.process, Control::Agree, process::pack(head, std::as_bytes(sent), room));
   }
 }

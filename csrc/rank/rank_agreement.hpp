@@ -47,6 +47,7 @@ class RankAgreement {
   Outgoing take_words(uint64_t number) ISTHMUS_REQUIRES(mutex_);
   Verdict finish(uint64_t number) ISTHMUS_REQUIRES(mutex_);
   void say(uint64_t number, const Outgoing &words) noexcept;
+  void said();
   std::string name(uint64_t number) const;
   [[noreturn]] void fail_too_few(uint64_t number, const RankSet &out) const;
   [[noreturn]] void fail_late(uint64_t number, int awaited, bool leads) const;
@@ -60,7 +61,9 @@ class RankAgreement {
   RankSet members_ ISTHMUS_GUARDED_BY(mutex_);
   RankSet cut_ ISTHMUS_GUARDED_BY(mutex_);
   std::map<uint64_t, Consensus> kept_ ISTHMUS_GUARDED_BY(mutex_);  // the current one, and the last that are over
-  std::deque<Early> early_ ISTHMUS_GUARDED_BY(mutex_);  // what ranks have said about the agreement after the current one
+  std::deque<Early> early_
+      ISTHMUS_GUARDED_BY(mutex_);              // of the agreement after the current one: of each rank a word of each kind
+  int saying_ ISTHMUS_GUARDED_BY(mutex_) = 0;  // threads that send what came of a word or of a loss
 };
 
 }  // namespace isthmus::rank

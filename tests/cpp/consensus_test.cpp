@@ -32,11 +32,11 @@ struct World {
   };
   int size;
   std::vector<Consensus> ranks;
-  std::vector<std::vector<Way>> ways;  // [from][to]
-  std::vector<char> dead, stopped;
+  std::vector<std::vector<Way>> ways;     // [from][to]
+  std::vector<char> dead, stopped, gone;  // gone: has left and lives
   std::vector<uint64_t> flags;
 
-  explicit World(int n) : size(n), ways(n, std::vector<Way>(n)), dead(n), stopped(n), flags(n) {
+  explicit World(int n) : size(n), ways(n, std::vector<Way>(n)), dead(n), stopped(n), gone(n), flags(n) {
     for (int r = 0; r < n; ++r) ranks.emplace_back(r, n, all_of(n));
   }
   void send(int from) {
@@ -73,12 +73,20 @@ struct World {
       ways[from][to].words.clear();
     }
   }
+  // The rank leaves its communicator and lives. What it has said arrives.
+  void leave(int r) {
+    gone[r] = 1;
+    for (int q = 0; q < size; ++q) {
+      ways[r][q].cut = ways[q][r].cut = true;
+      ways[q][r].words.clear();
+    }
+  }
   // A rank learns of a cut way when it has heard what came before.
   bool tell_of_cut(int from, int to) {
     Way &way = ways[from][to];
-    if (!way.cut || way.told || !way.words.empty() || dead[to] || stopped[to]) return false;
+    if (!way.cut || way.told || !way.words.empty() || dead[to] || stopped[to] || gone[to]) return false;
     way.told = true;
-    ranks[to].gone(from, dead[from] ? Gone::Surely : Gone::Perhaps);
+    ranks[to].gone(from, dead[from] ? Gone::Surely : gone[from] ? Gone::Left : Gone::Perhaps);
     send(to);
     return true;
   }
@@ -189,6 +197,16 @@ TEST(Consensus, WhereTheWayBetweenTwoIsCutTheHigherOneIsLeftOutAndHearsItFromATh
   for (int r = 0; r < 3; ++r) EXPECT_EQ(w.verdict(r), (Verdict{1, set_of(3, {1})})) << r;
 }
 
+TEST(Consensus, ThoseThatHaveLeftWithoutAnAnswerMayGoOnElsewhereSoTheLastOneDoesNot) {
+  World w(3);
+  w.leave(0);
+  w.leave(1);
+  w.contribute(2, 1);
+  w.drain();
+  EXPECT_FALSE(w.verdict(2));
+  EXPECT_TRUE(w.ranks[2].too_few());
+}
+
 TEST(Consensus, TooFewAreEnoughAsSoonAsTheMissingOneIsKnownToHaveEnded) {
   World w(2);
   w.cut(0, 1);
@@ -218,6 +236,8 @@ TEST(Consensus, EveryRankThatLivesGetsTheSameVerdictWhoeverEndsAtAnyMoment) {
       if (!to_die.empty() && pick(15) == 0) {
         w.kill(to_die.back(), random);
         to_die.pop_back();
+      } else if (pick(20) == 0) {  // who has the answer may leave
+        if (const int r = pick(w.size - 1); !w.dead[r] && !w.gone[r] && w.verdict(r)) w.leave(r);
       } else if (!to_call.empty() && pick(5) == 0) {
         if (const int r = to_call.back(); !w.dead[r]) w.contribute(r, random());
         to_call.pop_back();
@@ -230,7 +250,7 @@ TEST(Consensus, EveryRankThatLivesGetsTheSameVerdictWhoeverEndsAtAnyMoment) {
       if (w.dead[r]) continue;
       ASSERT_TRUE(w.verdict(r)) << "seed " << seed << ", rank " << r << " waits for ever";
       for (int q = 0; q < w.size; ++q)
-        ASSERT_TRUE(!w.verdict(r)->out.has(q) || w.dead[q]) << "seed " << seed << ": rank " << q << " lives";
+        ASSERT_TRUE(!w.verdict(r)->out.has(q) || w.dead[q] || w.gone[q]) << "seed " << seed << ": rank " << q << " lives";
     }
   }
 }

@@ -203,7 +203,7 @@ TEST(Elsewhere, ManyAsAreMissingAreThoseAndAnotherNumberWaitsLonger) {
 TEST(Elsewhere, ARankThatComesBeginsTheWaitAnew) {
   Elsewhere one;
   one.note("here", 100);
-  EXPECT_EQ(one.until_ns(1, 5000), 5000 + Elsewhere::kAllNs);
+  EXPECT_EQ(one.until_ns(1, 5000), 5000 + Elsewhere::kComingNs);
 }
 
 // ---- the meetings of tickets -----------------------------------------------------------------------------------------------------------

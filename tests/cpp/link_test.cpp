@@ -143,7 +143,7 @@ bool drive(Link &link, FrameSink &inbox) {
 UcxLink &ucx(Link &link) { return dynamic_cast<UcxLink &>(link); }
 
 // Two links that know each other, of two workers that may use these transports. Null: this machine has no UCX.
-Made ucx_ends(const char *transports, size_t memory) {
+Made ucx_ends(const char *transports, size_t memory, size_t other = 0) {
   ::setenv("UCX_TLS", transports, 1);
   auto e = std::make_unique<Ends>();
   try {
@@ -152,7 +152,7 @@ Made ucx_ends(const char *transports, size_t memory) {
   static constexpr uint8_t kNames[2][16] = {{1, 2, 3}, {4, 5, 6}};
   for (int i = 0; i < 2; ++i) {
     e->workers[i] = std::make_unique<UcxWorker>();
-    e->places[i].resize(memory);
+    e->places[i].resize(i == 1 && other != 0 ? other : memory);
   }
   for (int i = 0; i < 2; ++i)
     e->links[i] = std::make_unique<UcxLink>(*e->workers[i], e->workers[1 - i]->address(),
@@ -324,7 +324,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Kind{"tcp_three_streams", socketpair_ends<3>, 3, false}, Kind{"tcp_loopback", loopback_ends, 2, false},
                     Kind{"ucx_tcp", [] { return ucx_ends("tcp", UcxLink::kMostMemory); }, 1, true},
                     Kind{"ucx_shm", [] { return ucx_ends("posix,cma", UcxLink::kMostMemory); }, 1, true},
-                    Kind{"ucx_least", [] { return ucx_ends("posix", UcxLink::kLeastMemory); }, 1, true}),
+                    Kind{"ucx_least", [] { return ucx_ends("posix", UcxLink::kLeastMemory); }, 1, true},
+                    Kind{"ucx_unlike", [] { return ucx_ends("tcp", UcxLink::kMostMemory, UcxLink::kLeastMemory); }, 1,
+                         true}),
     [](const auto &tested) { return std::string(tested.param.name); });
 
 TEST_P(EveryLink, SmallFramesArriveInTheirOrderWithTheirHeaders) {

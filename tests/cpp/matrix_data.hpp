@@ -23,7 +23,8 @@ inline constexpr double kExactFactor[kFactors] = {0.5, -3.0, 2.0, 0.0,
                                                   -1.0};  // with fill_exactly(): every product is a number of the type
 enum class Factors { Any, Exact };
 inline double factor(int rank, Factors of = Factors::Any) {
-  return (of == Factors::Any ? kFactor : kExactFactor)[static_cast<size_t>(rank) % kFactors];
+  const size_t at = static_cast<size_t>(rank) % kFactors;
+  return of == Factors::Any ? kFactor[at] : kExactFactor[at];
 }
 inline const void *whole_factor(int rank) { return &kWhole[static_cast<size_t>(rank) % kFactors]; }
 
