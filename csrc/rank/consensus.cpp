@@ -116,6 +116,12 @@ void Consensus::contribute(uint64_t flags, const RankSet &suspects, bool alone) 
   step();
 }
 
+void Consensus::withdraw() {
+  if (verdict_) return;
+  mine_.reset();
+  if (leading_ == Leading::Collects) leading_ = Leading::No;
+}
+
 void Consensus::gone(int rank, Gone how) {
   if (!suspicions_.member(rank) || rank == rank_) return;
   if (how == Gone::Surely && suspicions_.add_ended(rank)) too_few_ = false;  // those that are left may be enough now
@@ -193,8 +199,8 @@ void Consensus::promise() {
 }
 
 void Consensus::step() {
-  if (!mine_ || verdict_) return;
-  if (promised_to_say_ != 0) promise();
+  if (verdict_ || (!mine_ && leading_ != Leading::Proposes)) return;
+  if (mine_ && promised_to_say_ != 0) promise();
   const RankSet in = suspicions_.live();
   if (leading_ == Leading::No) {
     int first = 0;

@@ -92,6 +92,9 @@ class Consensus {
 
   // The program's part. Called again, it replaces what has not been proposed yet, and ends too_few().
   void contribute(uint64_t flags, const RankSet &suspects, bool alone);
+  // The program's call has failed. This rank leads no more, and promises nothing more, until the program contributes again. What it has promised
+  // stays.
+  void withdraw();
   void hear(int from, const Saying &word);
   void gone(int rank, Gone how);
 
@@ -101,7 +104,6 @@ class Consensus {
   };
   std::vector<Addressed> take_words();  // in the order in which they are to be sent
   const std::optional<Verdict> &verdict() const noexcept { return verdict_; }
-  bool contributed() const noexcept { return mine_.has_value(); }
   bool too_few() const noexcept { return too_few_; }  // for the text of an error; the agreement may still succeed
   bool leads() const noexcept { return leading_ != Leading::No; }
   // A rank that has not said its word yet, as far as this rank knows; -1: none.

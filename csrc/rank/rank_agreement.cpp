@@ -64,6 +64,12 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
   Consensus &consensus = current();
   note_gone();
   consensus.contribute(flags, named, alone);
+  // What a call that fails has contributed does not count, as far as no other rank has it.
+  struct Withdrawal {
+    Consensus &of;
+    ~Withdrawal() { of.withdraw(); }
+  };
+  const Withdrawal withdrawal{consensus};
   for (bool first = true;; first = false) {
     const Outgoing words = take_words(number);
     if (!words.empty()) {

@@ -86,8 +86,8 @@ class Comm(_core.Comm):
 
         A rank that was named and lives gets AbortedError, and takes part in no more agreements. TimeoutError: a rank has not
         called; it may be named in the next call. PeerLostError: the ranks that are left are no more than half, and a missing
-        one may live. `allow_minority=True`, on all ranks, goes on in spite of that. A call that fails does not count: the
-        next call goes on with the same agreement.
+        one may live. `allow_minority=True`, on all ranks, goes on in spite of that. A call that fails does not count, as
+        far as no other rank has heard it: the next call goes on with the same agreement.
         """
         return self._agree(flags, list(failed), allow_minority, timeout)
 

@@ -32,11 +32,11 @@ struct World {
   };
   int size;
   std::vector<Consensus> ranks;
-  std::vector<std::vector<Way>> ways;     // [from][to]
-  std::vector<char> dead, stopped, gone;  // gone: has left and lives
+  std::vector<std::vector<Way>> ways;             // [from][to]
+  std::vector<char> called, dead, stopped, gone;  // gone: has left and lives
   std::vector<uint64_t> flags;
 
-  explicit World(int n) : size(n), ways(n, std::vector<Way>(n)), dead(n), stopped(n), gone(n), flags(n) {
+  explicit World(int n) : size(n), ways(n, std::vector<Way>(n)), called(n), dead(n), stopped(n), gone(n), flags(n) {
     for (int r = 0; r < n; ++r) ranks.emplace_back(r, n, all_of(n));
   }
   void send(int from) {
@@ -44,6 +44,7 @@ struct World {
       if (!dead[from] && !ways[from][to].cut) ways[from][to].words.push_back(std::move(word));
   }
   void contribute(int r, uint64_t given, const std::vector<int> &suspects = {}, bool alone = false) {
+    called[r] = 1;
     flags[r] = given;
     ranks[r].contribute(given, set_of(size, suspects), alone);
     send(r);
@@ -207,6 +208,18 @@ TEST(Consensus, ThoseThatHaveLeftWithoutAnAnswerMayGoOnElsewhereSoTheLastOneDoes
   EXPECT_TRUE(w.ranks[2].too_few());
 }
 
+TEST(Consensus, WhatACallThatFailedHasContributedDoesNotCountWhereNoOtherRankHasIt) {
+  World w(3);
+  w.contribute(1, 7);  // and waits for rank 0, which is stopped
+  w.ranks[1].withdraw();
+  w.contribute(2, 6, {0});
+  w.drain();
+  EXPECT_FALSE(w.verdict(2)) << "rank 1 leads, and its program has not called again";
+  w.contribute(1, 5);
+  w.drain();
+  for (const int r : {1, 2}) EXPECT_EQ(w.verdict(r), (Verdict{4, set_of(3, {0})})) << r;
+}
+
 TEST(Consensus, TooFewAreEnoughAsSoonAsTheMissingOneIsKnownToHaveEnded) {
   World w(2);
   w.cut(0, 1);
@@ -283,7 +296,10 @@ TEST(Consensus, NoTwoRanksGetUnlikeVerdictsWhateverWaysAreCut) {
         if (!w.dead[r]) w.contribute(r, random(), suspects);
         to_call.pop_back();
       } else if (pick(40) == 0) {  // a program whose call has failed calls again
-        if (const int r = pick(w.size - 1); !w.dead[r] && w.ranks[r].too_few()) w.contribute(r, w.flags[r]);
+        if (const int r = pick(w.size - 1); !w.dead[r] && w.ranks[r].too_few()) {
+          w.ranks[r].withdraw();
+          w.contribute(r, w.flags[r]);
+        }
       } else if (!w.move(random) && to_call.empty()) {
         break;
       }
@@ -308,7 +324,7 @@ TEST(Consensus, ThePartWithMoreThanHalfOfTheRanksGoesOnAndTheOtherDoesNot) {
       for (int b = 0; b < a; ++b)
         if (left[a] != left[b]) w.cut(a, b);
     for (int r = 0; r < w.size; ++r)
-      if (!w.ranks[r].contributed()) w.contribute(r, random());
+      if (!w.called[r]) w.contribute(r, random());
     w.run(random);
     check(w, "seed " + std::to_string(seed));
     for (int r = 0; r < w.size; ++r) {
