@@ -48,11 +48,7 @@ class HostReduceScatter {
       if (!is_near(d)) b_.send(d, ext(d, mine_), b_.ring(b_.rank, place(b_.rank, d)));
     finish();
     // Behind this gate the device fills the slot of a chunk that comes `ahead` later.
-    if (b_.reuses())
-      each_giver([&](int q) {
-        b_.wait(q, kConsumed);
-        b_.plan.steps.back().add = 1 + static_cast<int64_t>(ahead) - static_cast<int64_t>(b_.plan.slots);
-      });
+    each_giver([&](int q) { b_.wait_reuse(q, kConsumed, ahead); });
     b_.post(kReady);
     b_.stage("sent", kSumsTurn + 1);
     if (b_.reuses()) b_.taken();

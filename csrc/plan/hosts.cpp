@@ -216,11 +216,7 @@ class HostAllReduce {
     b_.stage("take", turns_.collect);
     takes.arrive(kReduced);
     // Behind this gate the device fills the slot of a chunk that comes `ahead` later.
-    if (b_.reuses())
-      hosts_.each_neighbour([&](int q) {
-        b_.wait(q, kConsumed);
-        b_.plan.steps.back().add = 1 + static_cast<int64_t>(ahead) - static_cast<int64_t>(b_.plan.slots);
-      });
+    hosts_.each_neighbour([&](int q) { b_.wait_reuse(q, kConsumed, ahead); });
     b_.post(kReady);
     if (!b_.reuses()) return;
     b_.stage("taken", ahead);

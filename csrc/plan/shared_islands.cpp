@@ -338,11 +338,7 @@ void plan_shared_all_reduce(Builder &b) {
   b.stage("collect", kTurn + 1);
   takes.arrive(kReduced);
   // Behind this gate the device fills the slot of a chunk that comes `ahead` later.
-  if (b.reuses())
-    each_other([&](int q) {
-      b.wait(q, kConsumed);
-      b.plan.steps.back().add = 1 + static_cast<int64_t>(ahead) - static_cast<int64_t>(b.plan.slots);
-    });
+  each_other([&](int q) { b.wait_reuse(q, kConsumed, ahead); });
   b.post(kReady);
   if (!b.reuses()) return;
   b.stage("taken", ahead);

@@ -167,10 +167,10 @@ void StepWriter::wait(int peer, uint8_t counter, const Extent &guard) {
   plan.steps.back().guarded = true;
   plan.steps.back().extent = guard;
 }
-void StepWriter::wait_reuse(int peer, uint8_t counter) {
+void StepWriter::wait_reuse(int peer, uint8_t counter, uint32_t ahead) {
   if (!reuses()) return;
   wait(peer, counter);
-  plan.steps.back().add = 1 - static_cast<int64_t>(plan.slots);
+  plan.steps.back().add = 1 + static_cast<int64_t>(ahead) - static_cast<int64_t>(plan.slots);
 }
 void StepWriter::wait_reuse(int peer, uint8_t counter, const Extent &guard) {
   if (!reuses() || guard.length == 0) return;

@@ -62,7 +62,8 @@ class StepWriter : public PlanMemory {
   void post(uint8_t counter);                                 // the value c + 1
   void wait(int peer, uint8_t counter);                       // for c + 1
   void wait(int peer, uint8_t counter, const Extent &guard);  // the same, where there is something to wait for
-  void wait_reuse(int peer, uint8_t counter);                 // for c + 1 - slots: the slot's last use is over
+  // For c + 1 + ahead - slots: the last use is over of the slot of the chunk that comes `ahead` later.
+  void wait_reuse(int peer, uint8_t counter, uint32_t ahead = 0);
   void wait_reuse(int peer, uint8_t counter, const Extent &guard);
   void finish();  // drops empty stages; sets max_skew, uses_links, host_in_slots, waits_for_links and slots
 

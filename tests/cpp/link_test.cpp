@@ -620,7 +620,7 @@ TEST_P(EveryLink, NobodySpinsOnAFrameThatIsRefused) {
     about_to_sleep(ends->there());
     fds.clear();
     most = ends->there().descriptors(fds);
-    return asked && most > 100'000;
+    return asked && most > 100'000 && (GetParam().sockets == 0 || ::poll(fds.data(), fds.size(), 0) == 0);
   }));
   if (GetParam().sockets != 0) {
     EXPECT_LE(most, 1'000'000) << "it is to be offered again";
@@ -628,7 +628,6 @@ TEST_P(EveryLink, NobodySpinsOnAFrameThatIsRefused) {
       EXPECT_LT(std::count_if(fds.begin(), fds.end(), [](const pollfd &f) { return f.events & POLLIN; }),
                 static_cast<long>(GetParam().sockets));
     }
-    EXPECT_EQ(::poll(fds.data(), fds.size(), 0), 0);
   }
   open = true;
   ASSERT_TRUE(eventually([&] { return inbox.has(letters) && over(letters); }));

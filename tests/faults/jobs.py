@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 import isthmus
 from isthmus import launch
@@ -178,6 +179,20 @@ def job(
     finally:
         for one in ranks:
             one.close()
+
+
+def total(comm: isthmus.Comm, me: Me) -> float:
+    """The sum of what the ranks had for numbers at first, by an operation that goes in chunks."""
+    x = np.full(300_000, me.rank, np.float64)
+    comm.all_reduce(x)
+    assert (x == x[0]).all()
+    return float(x[0])
+
+
+def forever(comm: isthmus.Comm) -> None:
+    x = np.ones(200_000, np.float32)
+    while True:
+        comm.all_reduce(x, "max")
 
 
 def names_in_dev_shm(ranks: list[Rank]) -> list[str]:

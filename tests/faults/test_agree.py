@@ -7,25 +7,10 @@ import signal
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
-import isthmus
-from jobs import DEADLINE, Me, Zygote, all_say, job, results
+from jobs import DEADLINE, Me, Zygote, all_say, forever, job, results, total
 from patience import SOON, patient
-
-
-def total(comm: isthmus.Comm, me: Me) -> float:
-    x = np.full(300_000, me.rank, np.float64)
-    comm.all_reduce(x)
-    assert (x == x[0]).all()
-    return float(x[0])
-
-
-def forever(comm: isthmus.Comm) -> None:
-    x = np.ones(200_000, np.float32)
-    while True:
-        comm.all_reduce(x, "max")
 
 
 def test_flags_are_anded_and_operations_go_on(zygote: Zygote, shape: str) -> None:

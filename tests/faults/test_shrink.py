@@ -8,23 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import isthmus
-from jobs import DEADLINE, Me, Zygote, all_say, job, results
+from jobs import DEADLINE, Me, Zygote, all_say, forever, job, results, total
 from patience import SOON, patient
-
-
-def total(comm: isthmus.Comm, me: Me) -> float:
-    """The sum of what the ranks had for numbers at first, by an operation that goes in chunks."""
-    x = np.full(300_000, me.rank, np.float64)
-    comm.all_reduce(x)
-    assert (x == x[0]).all()
-    return float(x[0])
-
-
-def forever(comm: isthmus.Comm) -> None:
-    x = np.ones(200_000, np.float32)
-    while True:
-        comm.all_reduce(x, "max")
 
 
 @pytest.mark.parametrize("victims", [[0], [2], [1, 3]], ids=str)

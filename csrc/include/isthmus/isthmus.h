@@ -175,7 +175,8 @@ ISTHMUS_API isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *e
  * The same answer on all ranks that get one. A rank that is out, and lives, gets ISTHMUS_ERR_ABORTED and takes part in no more agreements.
  * ISTHMUS_ERR_TIMEOUT: a rank has not called. ISTHMUS_ERR_PEER_LOST: the ranks that are left are no more than half of those that were not
  * out before, and a missing one may live: then the others may have agreed as well. allow_minority, the same on all, goes on in spite of it.
- * A call that fails does not count: the next one goes on with the same agreement. timeout: seconds; 0: the communicator's. */
+ * A call that fails does not count, as far as no other rank has heard it: the next one goes on with the same agreement.
+ * timeout: seconds; 0: the communicator's. */
 ISTHMUS_API isthmus_result isthmus_comm_agree(isthmus_comm_t comm, uint64_t *flags, uint8_t *out, int allow_minority, double timeout);
 /* All-gather of `bytes` (1 to 4096, the same on all) of host memory among some ranks: `ranks`, ascending, the caller's among them, the same
  * list on all of them. recv: count * bytes, in their order. It goes over the control connections, beside all operations, and works on a
