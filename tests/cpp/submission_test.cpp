@@ -109,7 +109,7 @@ const Words kWords[] = {
      "cuMemcpyAsync",
      "nccl",
      "ncclCommGetAsyncError",
-     {"cuStreamQuery", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"}},
+     {"cuStreamQuery", "cuCtxPushCurrent", "cuCtxGetId", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"}},
     {"amd",
      "hipEventRecord",
      "hipStreamWaitEvent",
