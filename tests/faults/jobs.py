@@ -195,6 +195,14 @@ def forever(comm: isthmus.Comm) -> None:
         comm.all_reduce(x, "max")
 
 
+def until_failed(comm: isthmus.Comm) -> None:
+    """Waits until this rank has heard that the communicator has failed."""
+    until = time.monotonic() + HEARD
+    while comm.error is None:
+        assert time.monotonic() < until, "the communicator has not failed"
+        time.sleep(0.001)
+
+
 def names_in_dev_shm(ranks: list[Rank]) -> list[str]:
     """What lies there of these ranks, or under our own name; others on this machine may have theirs."""
     numbers = "|".join(str(rank.pid) for rank in ranks)

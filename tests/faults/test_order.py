@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from events import once_inside
-from jobs import Me, Zygote, all_say, job, results
+from jobs import Me, Zygote, all_say, job, results, until_failed
 from patience import SOON, patient
 
 SHORT = 0.3  # the deadline of one operation, to which all others have come before it begins
@@ -118,6 +118,7 @@ def test_ctrl_c_ends_a_blocking_call(zygote: Zygote, shape: str) -> None:
             once_inside(comm, lambda: me.send("inside"))
             return me.caught(lambda: comm.all_reduce(np.ones(1 << 16)))
         me.hear()
+        until_failed(comm)  # before that a barrier meets an all_reduce, and is refused for that
         return me.caught(comm.barrier)
 
     with job(zygote, 2, body, shape) as ranks:
