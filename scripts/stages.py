@@ -201,7 +201,11 @@ def asan_build(stage: Stage) -> None:
 
 
 def asan(stage: Stage) -> None:
-    options = {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_stack_use_after_return=1"}
+    # What a thread has in the variables of a library that was opened later lies in memory from malloc. Where that begins
+    # 16 bytes behind the beginning of a page, GCC 12's leak check takes what stands before it for a header that glibc once
+    # had, and crashes. Without this interception the check finds the memory by glibc's table, and finds leaks as before.
+    check = "detect_stack_use_after_return=1:intercept_tls_get_addr=0"
+    options = {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": check}
     stage.ctest(stage.build, "" if stage.asked.everything else "proves_memory", options, patience=3)
 
 
