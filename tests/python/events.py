@@ -27,7 +27,7 @@ def until_asleep(thread: threading.Thread, looks: int = 20) -> None:
         nonlocal seen
         try:
             state = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # the second where it ends between the opening and the reading
             return True
         seen = seen + 1 if state == "S" else 0
         time.sleep(0.01)
