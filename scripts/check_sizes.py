@@ -38,7 +38,7 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/plan/reductions.cpp plan_reduce_scatter()": "the template of a plan: its stages in their order",
     "csrc/plan/shared_islands.cpp plan_shared_broadcast()": "the template of a plan: its stages in their order",
     "csrc/plan/shared_islands.cpp plan_shared_all_gather()": "the template of a plan: its stages in their order",
-    "csrc/plan/shared_islands.cpp plan_shared_all_reduce()": "the template of a plan: its stages in their order",
+    "csrc/plan/shared_sums.cpp plan_shared_all_reduce()": "the template of a plan: its stages in their order",
     "csrc/rank/rank_port.hpp RankPort: methods": "LocalRank's functions, one method each",
     "csrc/rehearsal/core/settings.hpp Settings: fields": "one field a setting",
     "csrc/rehearsal/torch/acl.cpp Acl: methods": "AscendCL's functions, one method each",

@@ -80,8 +80,9 @@ class IslandCommunicator {
   virtual void send(const void *buffer, uint64_t count, DType dtype, int peer) = 0;
   virtual void recv(void *buffer, uint64_t count, DType dtype, int peer) = 0;
 
-  // Makes the calls that `calls` makes as one group of the library's, on all ranks that take part. The calls end in any order. There is at most one
-  // message each way with each rank. Where the library has no groups of such calls, they are made one after the other. `calls` is always called, once.
+  // Makes the calls that `calls` makes as one group of the library's, on all ranks that take part. The calls end in any order, so none of
+  // them touches what another one writes. There is at most one message each way with each rank. Where the library has no groups of such calls, they
+  // are made one after the other. `calls` is always called, once.
   using Calls = void (*)(void *context);
   virtual void together(Calls calls, void *context) { calls(context); }
 

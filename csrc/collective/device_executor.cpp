@@ -87,7 +87,7 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
       if (beside) ties.part();
     }
     device::Stream &its = beside ? *work_->beside : stream;
-    if (at.stage().together && at.step().kind == StepKind::Ccl && works(op, at.step(), at.chunk())) {
+    if (begins_group(op, at)) {
       group(op, at, its);
     } else {
       step(op, at.step(), at.chunk(), its);

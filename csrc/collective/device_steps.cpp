@@ -20,9 +20,19 @@ bool to_itself(const Operation &op, const plan::Step &step, uint32_t c) {
 
 bool works(const Operation &op, const plan::Step &step, uint32_t c) {
   const plan::Plan &p = *op.plan;
-  if (!plan::runs_for(p, step, c) || plan::extent_bytes(step.extent, c, op.operands()) == 0) return false;
+  if (!plan::runs_for(p, step, c, op.operands()) || plan::extent_bytes(step.extent, c, op.operands()) == 0) return false;
   // Where other memory stands for the user's each side has a place of its own.
   return step.kind != StepKind::Move || op.run.bounce || op.run.lent_input || op.run.lent_output || !to_itself(op, step, c);
+}
+
+bool begins_group(const Operation &op, const plan::Cursor &at) {
+  const plan::Stage &stage = at.stage();
+  const plan::Step *s = &at.step(), *const end = op.plan->steps.data() + stage.step + stage.steps;
+  if (!stage.together || s->kind != StepKind::Ccl || !works(op, *s, at.chunk())) return false;
+  if (s->call == IslandCall::Send || s->call == IslandCall::Recv) return true;
+  for (++s; s != end && s->kind == StepKind::Ccl; ++s)
+    if (works(op, *s, at.chunk())) return true;
+  return false;
 }
 
 std::string standing_steps(const Operation &op, const HostDoors &doors, const DeviceSignals &signals) {

@@ -60,7 +60,7 @@ void Builder::choose_chunk(uint64_t regions) {
   plan.slots = std::min(slots, plan.chunks);
 }
 
-void Builder::choose_island_chunk(uint64_t regions) {
+void Builder::choose_island_chunk(SlotShare share) {
   const auto lines = [](uint64_t bytes) { return std::max(bytes / kLine * kLine, kLine); };
   size_t multiple = 1, largest = 1;
   for (size_t g = 0; g < clusters.members.size(); ++g)
@@ -71,10 +71,22 @@ void Builder::choose_island_chunk(uint64_t regions) {
   const uint64_t unit = kLine * multiple;
   // A vendor's call costs microseconds, so its chunks are larger than those that fit a processor's caches.
   // Where ranks of several islands share memory, slots lie in rings of a fixed size (most_ring_bytes).
-  const uint64_t least = lines(kDeviceChunks * kDeviceSlotChunks * request.chunk_bytes);
-  const uint64_t target = std::clamp(request.bytes / 64, least, shared_slots || across_hosts ? least : 2 * least);
-  const uint64_t part = lines(target / std::max<uint64_t>(regions, 1));
-  const uint64_t about = std::max<uint64_t>((request.bytes + part - 1) / part, 1);
+  const uint64_t call = kDeviceChunks * kDeviceSlotChunks * request.chunk_bytes,
+                 slot = shared_slots || across_hosts ? call : 2 * call;
+  const uint64_t most = lines(slot * share.parts / share.of);
+  const uint64_t least = std::min(lines(call), most);
+  const uint64_t part = std::clamp(lines(request.bytes / 64 + kLine - 1), least, most);
+  const uint32_t slots = std::clamp<uint32_t>(request.max_slots, kLeastIslandSlots, 64);
+  if (varying) {
+    plan.chunk = std::max<uint64_t>(part / unit, 1) * unit;
+    plan.chunks = 0;
+    plan.slots = slots;
+    depth = slots - 1;
+    return;
+  }
+  // As few as leave no chunk shorter than that, where slots hold them.
+  uint64_t about = std::max<uint64_t>(request.bytes / part, 1);
+  if (request.bytes / about + unit > most) about = (request.bytes + part - 1) / part;
   // A chunk that is shorter than the others goes piece by piece, a call or two each. In islands of more than two it had better be one piece: so
   // all others are whole, and it is the little that is left. (No piece is cut in an all_gather.)
   if (largest > 2 && request.collective != Collective::AllGather && request.bytes >= unit)
@@ -84,7 +96,6 @@ void Builder::choose_island_chunk(uint64_t regions) {
   if (plan.chunks >= (uint64_t{1} << kValueBits) - 64)
     fail(Code::Unsupported, "{} of {} bytes needs {} chunks of {} bytes: raise ISTHMUS_CHUNK_BYTES",
          collective_name(request.collective), request.bytes, plan.chunks, plan.chunk);
-  const uint32_t slots = std::clamp<uint32_t>(request.max_slots, kLeastIslandSlots, 64);
   depth = plan.chunks <= slots ? 63 : slots - 1;
   plan.slots = std::min(slots, plan.chunks);
 }

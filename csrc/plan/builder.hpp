@@ -16,6 +16,12 @@ inline constexpr uint64_t kDeviceSlotChunks = 2;  // of these a slot has at the 
 // The largest common multiple of island sizes that chunks are cut for. Beyond, the islands are dissolved.
 inline constexpr size_t kMostMultiple = 4096;
 
+// The bytes that a slot has for each byte of a chunk, on the rank that needs most.
+struct SlotShare {
+  uint64_t of = 1, parts = 1;
+  static SlotShare most(SlotShare a, SlotShare b) noexcept { return a.of * b.parts < b.of * a.parts ? b : a; }
+};
+
 class Builder : public StepWriter {
  public:
   Builder(const topology::Topology &t, const Clusters &all, int me, Plan &p);
@@ -30,8 +36,9 @@ class Builder : public StepWriter {
 
   // Sets chunk, chunks and slots. `regions`: chunks of memory that a slot needs on the rank that needs most.
   void choose_chunk(uint64_t regions);
-  // The same, for a message that the islands with libraries can cut in equal pieces, in at most 64 chunks or so.
-  void choose_island_chunk(uint64_t regions = 1);
+  // The same, for a message that the islands with libraries can cut in equal pieces: in 64 chunks, but in no shorter ones than a library works well
+  // with, and in no longer ones than slots hold. Where a rank's slot has a piece of a chunk alone, chunks may be longer.
+  void choose_island_chunk(SlotShare share = {});
   // A rank of that cluster sends from slots, which its receivers acknowledge where slots are used again.
   bool acknowledged(size_t other) const noexcept { return clusters.library[other] && reuses(); }
   bool stays(int q) const noexcept { return std::find(inside.begin(), inside.end(), q) != inside.end(); }
@@ -54,10 +61,12 @@ void plan_island_reduce(Builder &b);
 void plan_island_reduce_scatter(Builder &b);
 void plan_island_broadcast(Builder &b);
 void plan_island_all_gather(Builder &b);
-// shared_islands.cpp: any rank, where shared_slots holds
-void plan_shared_all_reduce(Builder &b);
+// shared_islands.cpp, shared_sums.cpp: any rank, where shared_slots holds
 void plan_shared_broadcast(Builder &b);
-void plan_shared_all_gather(Builder &b);
+void plan_shared_all_gather(Builder &b);  // with counts too
+void plan_shared_all_reduce(Builder &b);
+void plan_shared_reduce(Builder &b);
+void plan_shared_reduce_scatter(Builder &b);  // with counts too
 // hosts.cpp: any rank, where across_hosts holds
 void plan_hosts_all_reduce(Builder &b);
 // host_sums.cpp, host_moves.cpp: likewise
@@ -76,9 +85,12 @@ void stage_user_memory(Builder &b);
 Range share_of(const Builder &b, const std::vector<Range> &domains, size_t h, size_t j, size_t domain);
 // The piece of a whole chunk that rank j of cluster h reduces in a reduce or reduce_scatter.
 Range piece_at(const Builder &b, size_t h, size_t j);
-// The library's sum of a chunk of input block `block`: piece j goes to rank j, this rank's piece to `to`. A piece of a short chunk is summed by
-// itself.
-void scatter_sum(Builder &b, uint32_t block, Span to);
+// The library's sum of the full or the shorter chunks (`when`) of input block `block`: piece j goes to rank j, this rank's piece to `to`. A piece of a
+// shorter chunk is summed by itself.
+void scatter_sum(Builder &b, uint32_t block, Span to, When when);
+inline constexpr When kFullAndPart[] = {When::FullChunk, When::PartChunk};
+// The library brings the pieces of a chunk together on all ranks of the island, each of which has its own there: at `all`, of the block 0 of `of`.
+void gather_pieces(Builder &b, Memory of, Span all);
 // Ranges of a chunk that the clusters own, by bridge_shares of their weights, cut at multiples of kLine; `without` gets
 // nothing.
 std::vector<Range> domains_of(const Builder &b, ptrdiff_t without = -1);

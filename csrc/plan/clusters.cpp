@@ -45,8 +45,9 @@ Clusters::Clusters(const topology::Topology &t) : of(t.ranks.size()), at(t.ranks
 }
 
 bool by_shared_slots(const topology::Topology &t, Collective c) noexcept {
+  const bool gathers = c == Collective::AllGather || c == Collective::AllGatherV;
   return !t.flat && t.islands.size() > 1 && topology::one_memory(t) &&
-         (c == Collective::Broadcast || c == Collective::AllGather || c == Collective::AllReduce);
+         (is_reduction(c) || gathers || c == Collective::Broadcast);
 }
 
 bool by_hosts(const topology::Topology &t, Collective c) noexcept {

@@ -67,11 +67,11 @@ bool moves_whole_blocks(const Plan &p) { return p.chunk == kWholeBlocks; }
 bool unsized(const Plan &p, const Step &s) { return moves_whole_blocks(p) || s.extent.length >= kWholeBlocks; }
 
 // Steps of one kind that follow each other are one phrase.
-bool same_phrase(const Plan &p, const Step &a, const Step &b) {
+bool same_phrase(const Plan &p, const Step &a, const Step &b, bool together) {
   if (a.kind != b.kind || a.counter != b.counter || a.partial != b.partial || a.token != b.token || a.add != b.add)
     return false;
   if (a.when != b.when) return false;
-  const bool many = a.when == When::PartChunk || a.call == IslandCall::Send || a.call == IslandCall::Recv || unsized(p, a);
+  const bool many = together || a.when == When::PartChunk || unsized(p, a);
   if (a.kind == StepKind::Ccl && (a.call != b.call || a.when != b.when || !many)) return false;
   if (a.kind != StepKind::Move) return a.kind != StepKind::Post;
   return a.dst.memory == b.dst.memory && p.sources[a.source].memory == p.sources[b.source].memory;
@@ -89,7 +89,10 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
   const std::string amount = !unsized(p, s)  ? size_text(bytes)
                              : to - from > 1 ? formatted("{} blocks", to - from)
                                              : std::string("a block");
-  const char *once = s.when == When::FirstChunk ? " (once)" : "";
+  const char *once = s.when == When::FirstChunk  ? " (once)"
+                     : s.when == When::FullChunk ? " (full chunks)"
+                     : s.when == When::PartChunk ? " (a shorter last chunk)"
+                                                 : "";
   const char *what = s.token ? " (acknowledgement)" : s.partial ? " of partial results" : "";
   switch (s.kind) {
     case StepKind::Move: {
@@ -124,9 +127,7 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
                        to - from > 1      ? formatted(", {} calls{}", to - from, together ? " together" : "")
                        : rooted || paired ? formatted(", {} {} of the group", rooted ? "root" : "peer", s.peer)
                                           : "",
-                       s.when == When::FullChunk   ? " (full chunks)"
-                       : s.when == When::PartChunk ? " (a shorter last chunk)"
-                                                   : once);
+                       once);
     }
   }
   return "";
@@ -136,7 +137,7 @@ std::vector<std::string> phrases(const Plan &p, const std::string &library, cons
   std::vector<std::string> out;
   for (uint32_t i = stage.step; i < stage.step + stage.steps;) {
     uint32_t j = i + 1;
-    while (j < stage.step + stage.steps && same_phrase(p, p.steps[i], p.steps[j])) ++j;
+    while (j < stage.step + stage.steps && same_phrase(p, p.steps[i], p.steps[j], stage.together)) ++j;
     out.push_back(phrase(p, library, i, j, stage.together));
     i = j;
   }
@@ -147,7 +148,8 @@ Volume volume_of(const Plan &p, const Stage &stage) {
   Volume v;
   for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
     const Step &s = p.steps[i];
-    if (s.when == When::FirstChunk) continue;  // inside the island
+    if (s.when == When::FirstChunk) continue;                             // inside the island
+    if (s.kind == StepKind::Move && s.when == When::PartChunk) continue;  // what full chunks have in one copy
     switch (s.kind) {
       case StepKind::Move: v.moved += s.extent.length; break;
       case StepKind::Reduce: v.reduced += s.extent.length * s.sources; break;
@@ -179,7 +181,6 @@ std::string bridged_text(const Plan &p, const topology::Topology &t) {
   return formatted("{}: {} groups, mine has {}{}",
                    by_shared_slots(t, p.request.collective) ? "slots that all read"
                    : meets_on_hosts(p, t)                   ? "slots inside each host, TCP between hosts"
-                   : topology::one_memory(t)                ? "bridged by links in shared memory"
                    : t.bridge == topology::Bridge::Ucx      ? "bridged by UCX"
                                                             : "bridged by TCP",
                    t.islands.size(),

@@ -185,6 +185,7 @@ class HostBroadcast {
     }
     const Range mine = needed_by(b_.rank);
     b_.device_stage("copy out", 0);
+    b_.together();
     if (!mine.empty()) {
       b_.wait(b_.rank, kReady);
       each_taken([&](int q, uint64_t at, Range x) {
@@ -345,6 +346,7 @@ class HostAllGather {
       if (const int from = lies_with(q); from != b_.rank)
         (arrival(q) == kCopied ? takes : carried).add(from, block(q), place(q), output(q));
     b_.device_stage("copy out", ahead);
+    b_.together();
     b_.wait(b_.rank, kReady);
     for (const int q : taken)
       if (lies_with(q) == b_.rank) b_.move(block(q), b_.ring(b_.rank, place(q)), output(q));
@@ -352,6 +354,7 @@ class HostAllGather {
     carried.copy();
     for (const int q : outside) spread(q, blocks_.taker(b_.cluster, q));
     b_.device_stage("copy in", 0);
+    b_.together();
     b_.move(mine(), Builder::input(0, 0), b_.ring(b_.rank, 0));
     b_.post(kStaged);
     b_.move(mine(), Builder::input(0, 0), output(b_.rank));
@@ -419,7 +422,7 @@ void plan_hosts_broadcast(Builder &b) {
 
 void plan_hosts_all_gather(Builder &b) {
   const BlocksOfHosts blocks(b);
-  b.choose_island_chunk(blocks.regions);
+  b.choose_island_chunk({blocks.regions, 1});
   HostAllGather all_gather(b, blocks);
   b.library ? all_gather.plan_served() : all_gather.plan_unserved();
 }

@@ -29,13 +29,10 @@ class HostReduceScatter {
       b.need_ring(b.clusters.library[h] ? chunk_ + (world - size) * (chunk_ / size) : world * chunk_);
     }
   }
-  // Chunks in a slot, where it has most.
-  static uint64_t regions(const Builder &b) {
+  // What a slot has of a chunk, where it has most.
+  static SlotShare share(const Builder &b) {
     const auto world = static_cast<uint64_t>(b.world);
-    uint64_t most = 1;
-    for (size_t h = 0; h <= b.others; ++h)
-      most = std::max<uint64_t>(most, b.clusters.library[h] ? (world + b.clusters.size(h) - 1) / b.clusters.size(h) : world);
-    return most;
+    return share_of_slots(b, [world](uint64_t size) { return SlotShare{world, size}; }, {world, 1});
   }
 
   void plan_served() {
@@ -156,20 +153,27 @@ class HostReduceScatter {
 
   void device(uint32_t ahead) {
     const Range all = b_.whole();
-    const Span own = b_.ring(b_.rank, 0), sum = Builder::device(b_.need_device(chunk_));
+    // The library sums to memory of the device that is laid out as the slot.
+    const uint64_t slot = chunk_ + static_cast<uint64_t>(b_.world - static_cast<int>(b_.count)) * mine_.size(),
+                   sums = b_.need_device(slot);
+    const Span own = b_.ring(b_.rank, 0), sum = Builder::device(sums);
     b_.device_stage("copy out", ahead);
     b_.wait(b_.rank, kReady);
     b_.move(ext(b_.rank, all), own, Builder::output(0, 0));
     b_.device_stage("copy in", 0);
-    for (const int d : b_.outside()) {
-      scatter_sum(b_, static_cast<uint32_t>(d), sum);
-      b_.move(ext(d, mine_), sum, b_.ring(b_.rank, place(b_.rank, d)));
-    }
+    b_.together();
+    for (const When when : kFullAndPart)
+      for (const int d : b_.outside())
+        scatter_sum(b_, static_cast<uint32_t>(d), Builder::device(sums + place(b_.rank, d)), when);
     for (size_t j = 0; j < b_.count; ++j) {
       const int block = b_.members[j];
       b_.call(IslandCall::Reduce, When::Always, ext(block, all), user(block, 0), sum, static_cast<int>(j));
-      if (block == b_.rank) b_.move(ext(block, all), sum, own);
     }
+    b_.move_for(When::FullChunk, {Memory::Scratch, 0, 0, 0, slot}, sum, own);
+    b_.move_for(When::PartChunk, ext(b_.rank, all), sum, own);
+    for (const int d : b_.outside())
+      b_.move_for(When::PartChunk, ext(d, mine_), Builder::device(sums + place(b_.rank, d)),
+                  b_.ring(b_.rank, place(b_.rank, d)));
     b_.post(kStaged);
   }
 
@@ -182,7 +186,7 @@ class HostReduceScatter {
 }  // namespace
 
 void plan_hosts_reduce_scatter(Builder &b) {
-  b.choose_island_chunk(HostReduceScatter::regions(b));
+  b.choose_island_chunk(HostReduceScatter::share(b));
   HostReduceScatter reduce_scatter(b);
   b.library ? reduce_scatter.plan_served() : reduce_scatter.plan_unserved();
 }

@@ -332,24 +332,18 @@ class HostAllReduce {
   }
 
   void device(const Takes &takes, uint32_t ahead) {
-    const Range first{0, given_.size()};  // what each rank gives to, or gets of, a call with equal counts
-    const auto each_piece = [&](auto f) {
-      for (size_t j = 0; j < b_.count; ++j) f(piece_at(b_, b_.cluster, j), static_cast<int>(j));
-    };
     b_.device_stage("copy out", ahead);
+    b_.together();
     b_.wait(b_.rank, kReady);
     for (const SumPart &p : parts_) {
       const Range x = intersect(p.range, given_);
       b_.move(ext(x), slot(p, x), output(x));
     }
     takes.copy();
-    b_.call(IslandCall::AllGather, When::FullChunk, ext(first), output(given_), Builder::output(0, 0));
-    each_piece([&](Range r, int j) { b_.call(IslandCall::Broadcast, When::PartChunk, ext(r), output(r), output(r), j); });
+    gather_pieces(b_, Memory::Input, Builder::output(0, 0));
     b_.device_stage("island", 0);
-    b_.call(IslandCall::ReduceScatter, When::FullChunk, ext(first), Builder::input(0, 0), output(given_));
-    each_piece([&](Range r, int j) {
-      b_.call(IslandCall::Reduce, When::PartChunk, ext(r), Builder::input(0, r.begin), output(r), j);
-    });
+    b_.together();
+    for (const When when : kFullAndPart) scatter_sum(b_, 0, output(given_), when);
     b_.device_stage("copy in", 0, true);
     b_.move(ext(given_), output(given_), b_.ring(b_.rank, 0));
     b_.post(kStaged);
@@ -367,7 +361,14 @@ class HostAllReduce {
 }  // namespace
 
 void plan_hosts_all_reduce(Builder &b) {
-  b.choose_island_chunk();
+  // A served rank's slot has its piece, of that at most as much again where its host has nothing else, and else an equal part of what its host has.
+  const Hosts hosts(b);
+  SlotShare share{0, 1};
+  for (int q = 0; q < b.world; ++q) {
+    const uint64_t ranks = hosts.members[hosts.of[static_cast<size_t>(q)]].size(), size = b.clusters.size(cluster_of(b, q));
+    share = SlotShare::most(share, served(b, q) ? SlotShare{2 * ranks + size, size * ranks} : SlotShare{});
+  }
+  b.choose_island_chunk(share);
   HostAllReduce all_reduce(b);
   b.library ? all_reduce.plan_served() : all_reduce.plan_unserved();
 }

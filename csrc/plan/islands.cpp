@@ -28,6 +28,17 @@ Range piece(const Builder &b, size_t cluster, size_t j) {
   return {j * size, (j + 1) * size};
 }
 
+// Where every rank has a piece of `pieces` chunks in its slot. `else_all`: where a rank without a library may have whole chunks, in its slot or its
+// frames.
+SlotShare share_of_pieces(const Builder &b, uint64_t pieces, uint64_t else_all) {
+  size_t smallest = b.clusters.largest;
+  for (size_t h = 0; h <= b.others; ++h) {
+    if (!b.clusters.library[h]) return {else_all, 1};
+    smallest = std::min(smallest, b.clusters.size(h));
+  }
+  return {pieces, smallest};
+}
+
 // The contributions of all clusters to `done`, in order: scratch for what comes from the others, and `own` for this rank's cluster.
 // receive(h, at, wide, partial) receives the part of cluster h at that place of scratch.
 template <class F>
@@ -79,12 +90,26 @@ void small_all_reduce(Builder &b) {
 
 }  // namespace
 
-void scatter_sum(Builder &b, uint32_t block, Span to) {
-  const auto ext = [&](Range r) { return b.extent(Memory::Input, block, r); };
-  b.call(IslandCall::ReduceScatter, When::FullChunk, ext(piece(b, b.cluster, 0)), Builder::input(block, 0), to);
+void scatter_sum(Builder &b, uint32_t block, Span to, When when) {
+  const auto call = [&](IslandCall what, size_t j) {
+    const Range r = piece(b, b.cluster, j);
+    b.call(what, when, b.extent(Memory::Input, block, r), Builder::input(block, r.begin), to, static_cast<int>(j));
+  };
+  if (when == When::FullChunk) return call(IslandCall::ReduceScatter, 0);
+  for (size_t j = 0; j < b.count; ++j) call(IslandCall::Reduce, j);
+}
+
+void gather_pieces(Builder &b, Memory of, Span all) {
+  const auto at = [&](Range r) {
+    Span part = all;
+    part.base += r.begin;
+    return part;
+  };
+  const Range mine = piece(b, b.cluster, b.position);
+  b.call(IslandCall::AllGather, When::FullChunk, b.extent(of, 0, {0, mine.size()}), at(mine), all);
   for (size_t j = 0; j < b.count; ++j) {
     const Range r = piece(b, b.cluster, j);
-    b.call(IslandCall::Reduce, When::PartChunk, ext(r), Builder::input(block, r.begin), to, static_cast<int>(j));
+    b.call(IslandCall::Broadcast, When::PartChunk, b.extent(of, 0, r), at(r), at(r), static_cast<int>(j));
   }
 }
 
@@ -154,21 +179,14 @@ void plan_island_broadcast(Builder &b) {
   };
   b.need_ring(mine.size());
   b.device_stage("copy out", 0);
+  b.together();
   if (!mine.empty()) {
     b.wait(b.rank, kReady);
     b.move(ext(mine), slot(mine), Builder::output(0, mine.begin));
     if (b.reuses()) b.post(kTaken);
   }
-  if (small) {
-    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), output, output, 0);
-  } else {
-    b.call(IslandCall::AllGather, When::FullChunk, ext({0, mine.size()}), Builder::output(0, mine.begin), output);
-    for (size_t j = 0; j < b.count; ++j) {
-      const Range r = piece(b, g, j);
-      b.call(IslandCall::Broadcast, When::PartChunk, ext(r), Builder::output(0, r.begin), Builder::output(0, r.begin),
-             static_cast<int>(j));
-    }
-  }
+  if (small) b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), output, output, 0);
+  else gather_pieces(b, known, output);
   if (mine.empty()) return;
 
   b.stage("take", 0);
@@ -202,7 +220,7 @@ void plan_island_all_gather(Builder &b) {
   uint64_t regions = 1;
   for (const auto &m : b.clusters.members)
     if (m.size() > 1) regions = std::max<uint64_t>(regions, 1 + (world - m.size() + m.size() - 1) / m.size());
-  b.choose_island_chunk(regions);
+  b.choose_island_chunk({regions, 1});
   const uint64_t chunk = b.plan.chunk;
   const Range all = b.whole();
   const auto mine = b.extent(Memory::Input, 0, all);
@@ -222,10 +240,12 @@ void plan_island_all_gather(Builder &b) {
 
   const bool gated = takes || b.reuses();
   b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
+  b.together();
   if (gated) b.wait(b.rank, kReady);
   each_taken([&](size_t i, int q) { b.move(block(q), region(i), output(q)); });
   for (size_t i = 0; i < outside.size(); ++i) spread(outside[i], i % b.count);
   b.device_stage("copy in", 0);
+  b.together();
   b.move(mine, Builder::input(0, 0), b.ring(b.rank, 0));
   b.post(kStaged);
   b.move(mine, Builder::input(0, 0), output(b.rank));
@@ -244,7 +264,7 @@ void plan_island_reduce(Builder &b) {
   const int root = b.request.root;
   const size_t home = b.clusters.of[static_cast<size_t>(root)], g = b.cluster;
   const bool small = b.request.bytes <= b.request.small_bytes, at_home = g == home;
-  b.choose_island_chunk();
+  b.choose_island_chunk(share_of_pieces(b, 1, 1));
   // Of a small message one rank of each cluster has all of it: the root, and the first ones.
   const auto leader = [&](size_t h) { return h == home ? b.clusters.at[static_cast<size_t>(root)] : 0; };
   const auto part = [&](size_t h, size_t j) -> Range {
@@ -260,6 +280,7 @@ void plan_island_reduce(Builder &b) {
 
   if (at_home) {  // the pieces come together at the root: in its output, and elsewhere in memory that nobody reads
     b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
+    b.together();
     const uint64_t at = b.rank == root || small ? 0 : b.need_device(b.plan.chunk);
     const auto gathered = [&](uint64_t begin) {
       return b.rank == root ? Builder::output(0, begin) : Builder::device(at + begin);
@@ -268,19 +289,15 @@ void plan_island_reduce(Builder &b) {
       b.wait(b.rank, kReady);
       b.move(ext(mine), slot(mine), gathered(mine.begin));
     }
-    if (!small) {
-      b.call(IslandCall::AllGather, When::FullChunk, ext(piece(b, g, 0)), gathered(mine.begin), gathered(0));
-      for (size_t j = 0; j < b.count; ++j) {
-        const Range r = piece(b, g, j);
-        b.call(IslandCall::Broadcast, When::PartChunk, ext(r), gathered(r.begin), gathered(r.begin), static_cast<int>(j));
-      }
-    }
+    if (!small) gather_pieces(b, Memory::Input, gathered(0));
   }
   b.device_stage("copy in", 0);
+  b.together();
   if (!at_home && !mine.empty()) b.wait_reuse(b.rank, kReady);
   if (small)
     b.call(IslandCall::Reduce, When::Always, ext(b.whole()), Builder::input(0, 0), sum, static_cast<int>(leader(g)));
-  else scatter_sum(b, 0, sum);
+  else
+    for (const When when : kFullAndPart) scatter_sum(b, 0, sum, when);
   if (mine.empty()) return;
   b.move(ext(mine), sum, slot(mine));
   b.post(kStaged);
@@ -316,31 +333,36 @@ void plan_island_reduce(Builder &b) {
 // later chunk, which the host opens after it has heard that the slot's frames were taken.
 void plan_island_reduce_scatter(Builder &b) {
   const auto world = static_cast<size_t>(b.world);
-  b.choose_island_chunk(world - 1);
+  b.choose_island_chunk(share_of_pieces(b, world, world - 1));
   const Range all = b.whole(), mine = piece(b, b.cluster, b.position);
   const auto ext = [&](int block, Range r) { return b.extent(Memory::Input, static_cast<uint32_t>(block), r); };
   const std::vector<int> outside = b.outside();
-  const auto region = [&](size_t i) { return b.ring(b.rank, all.size() + i * mine.size()); };  // 0: my block
+  // In a slot, and in the device's memory where the library sums: my block, then the pieces of the blocks outside.
+  const auto place = [&](size_t i) { return all.size() + i * mine.size(); };
+  const auto region = [&](size_t i) { return b.ring(b.rank, place(i)); };
   const Span own = b.ring(b.rank, 0);
-  b.need_ring(all.size() + outside.size() * mine.size());
-  const Span sum = Builder::device(b.need_device(all.size()));
+  const uint64_t whole = place(outside.size()), sums = b.need_device(whole);
+  b.need_ring(whole);
+  const Span sum = Builder::device(sums);
   const Span token_out = Builder::scratch(b.need_scratch(kTokenBytes)),
              token_in = Builder::scratch(b.need_scratch(kTokenBytes));
 
   b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
+  b.together();
   b.wait(b.rank, kReady);
   b.move(ext(b.rank, all), own, Builder::output(0, 0));
   b.device_stage("copy in", 0);
-  for (size_t i = 0; i < outside.size(); ++i) {
-    scatter_sum(b, static_cast<uint32_t>(outside[i]), sum);
-    b.move(ext(outside[i], mine), sum, region(i));
-  }
-  for (size_t j = 0; j < b.count; ++j) {
-    const int block = b.members[j];
-    b.call(IslandCall::Reduce, When::Always, ext(block, all), Builder::input(static_cast<uint32_t>(block), 0), sum,
-           static_cast<int>(j));
-    if (block == b.rank) b.move(ext(block, all), sum, own);
-  }
+  b.together();
+  for (const When when : kFullAndPart)
+    for (size_t i = 0; i < outside.size(); ++i)
+      scatter_sum(b, static_cast<uint32_t>(outside[i]), Builder::device(sums + place(i)), when);
+  for (size_t j = 0; j < b.count; ++j)
+    b.call(IslandCall::Reduce, When::Always, ext(b.members[j], all), Builder::input(static_cast<uint32_t>(b.members[j]), 0),
+           sum, static_cast<int>(j));
+  b.move_for(When::FullChunk, {Memory::Scratch, 0, 0, 0, whole}, sum, own);
+  b.move_for(When::PartChunk, ext(b.rank, all), sum, own);
+  for (size_t i = 0; i < outside.size(); ++i)
+    b.move_for(When::PartChunk, ext(outside[i], mine), Builder::device(sums + place(i)), region(i));
   b.post(kStaged);
 
   b.stage("send", 0);
@@ -363,16 +385,13 @@ void plan_island_reduce_scatter(Builder &b) {
 
 void plan_island_all_reduce(Builder &b) {
   if (b.request.bytes <= b.request.small_bytes) return small_all_reduce(b);
-  b.choose_island_chunk();
+  b.choose_island_chunk(share_of_pieces(b, 1, 1));
   const auto domains = domains_of(b);
   const size_t g = b.cluster, clusters = b.others + 1;
   const Range mine = piece(b, g, b.position);
   b.need_ring(mine.size());
   const auto ext = [&](Range r) { return b.extent(Memory::Input, 0, r); };
   const auto slot = [&](Range r) { return b.ring(b.rank, r.begin - mine.begin); };
-  const auto each_piece = [&](auto f) {
-    for (size_t j = 0; j < b.count; ++j) f(piece(b, g, j), static_cast<int>(j));
-  };
   // f(rank, range) of the ranks of other islands that have a part of domain `owner` in common with me, the next island first.
   const auto each_peer = [&](size_t h, size_t owner, auto f) {
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
@@ -381,19 +400,14 @@ void plan_island_all_reduce(Builder &b) {
     }
   };
 
-  const Range first{0, mine.size()};  // what each rank gives to, or gets of, a call with equal counts
   b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
+  b.together();
   b.wait(b.rank, kReady);
   b.move(ext(mine), slot(mine), Builder::output(0, mine.begin));
-  b.call(IslandCall::AllGather, When::FullChunk, ext(first), Builder::output(0, mine.begin), Builder::output(0, 0));
-  each_piece([&](Range r, int j) {
-    b.call(IslandCall::Broadcast, When::PartChunk, ext(r), Builder::output(0, r.begin), Builder::output(0, r.begin), j);
-  });
+  gather_pieces(b, Memory::Input, Builder::output(0, 0));
   b.device_stage("island", 0);
-  b.call(IslandCall::ReduceScatter, When::FullChunk, ext(first), Builder::input(0, 0), Builder::output(0, mine.begin));
-  each_piece([&](Range r, int j) {
-    b.call(IslandCall::Reduce, When::PartChunk, ext(r), Builder::input(0, r.begin), Builder::output(0, r.begin), j);
-  });
+  b.together();
+  for (const When when : kFullAndPart) scatter_sum(b, 0, Builder::output(0, mine.begin), when);
   b.device_stage("copy in", 0, true);
   b.move(ext(mine), Builder::output(0, mine.begin), slot(mine));
   b.post(kStaged);

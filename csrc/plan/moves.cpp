@@ -101,7 +101,7 @@ void plan_all_gather(Builder &b) {
   uint64_t regions = 1;
   for (const auto &m : b.clusters.members)
     if (m.size() > 1) regions = std::max<uint64_t>(regions, 1 + (world - m.size() + m.size() - 1) / m.size());
-  b.libraries() ? b.choose_island_chunk(regions) : b.choose_chunk(regions);
+  b.libraries() ? b.choose_island_chunk({regions, 1}) : b.choose_chunk(regions);
   const uint64_t chunk = b.plan.chunk;
   const bool shared = b.count > 1;
   const Range all = b.whole();

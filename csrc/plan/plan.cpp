@@ -34,17 +34,19 @@ uint64_t extent_bytes(const Extent &e, uint32_t c, const Operands &operands) noe
   return at < size ? std::min(e.length, size - at) : 0;
 }
 
-bool runs_for(const Plan &plan, const Step &step, uint32_t c) noexcept {
+bool runs_for(const Plan &plan, const Step &step, uint32_t c, const Operands &operands) noexcept {
   if (step.when == When::Always) return true;
   if (step.when == When::FirstChunk) return c == 0;
-  return ((uint64_t{c} + 1) * plan.chunk <= plan.request.bytes) == (step.when == When::FullChunk);
+  const uint64_t bytes =
+      is_varying(plan.request.collective) ? block_bytes(step.extent.of, step.extent.block, operands) : plan.request.bytes;
+  return ((uint64_t{c} + 1) * plan.chunk <= bytes) == (step.when == When::FullChunk);
 }
 
 uint64_t span_offset(const Plan &plan, const Span &s, uint32_t c, const Operands &operands) noexcept {
   const uint32_t slots = std::max(plan.slots, 1u);
   switch (s.memory) {
     case Memory::Ring: return s.base + plan.slot_bytes * (c % slots);
-    case Memory::Device: return s.base;
+    case Memory::Device: return s.base + s.stride * (c % slots);
     case Memory::Scratch: return s.base + plan.scratch_stride * (c % slots);
     case Memory::Input:
       return (s.block < operands.input_displ.size() ? operands.input_displ[s.block] : 0) + s.base + s.stride * c;

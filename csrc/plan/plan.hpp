@@ -75,7 +75,7 @@ enum class Memory : uint8_t {
   Output,  // the user's recv buffer
   Ring,    // slots of rank `rank` (own or of a rank that shares memory): offset + slot_bytes * (c % slots)
   Scratch,  // private host memory of this rank: offset + plan.scratch_stride * (c % slots). Pinned where there is a device list
-  Device,  // private memory on this rank's device, plan.device_bytes: offset. Of the device list alone, which is in order
+  Device,  // private memory on this rank's device, plan.device_bytes: offset + stride * (c % slots). Of the device list alone, which is in order
 };
 
 // Blocks are the operands of the launch: block b of Input is at displacement input_displ[b] with input_bytes[b] bytes (Output
@@ -94,10 +94,10 @@ struct Extent {               // how many bytes the step moves for chunk c: clip
 
 struct Span {
   Memory memory = Memory::Input;
-  int32_t rank = -1;   // Ring: whose (-1: own)
-  uint32_t block = 0;  // Input, Output
-  uint64_t base = 0;   // Input, Output: offset in the block = base + stride*c. Ring, Scratch: offset in the slot
-  uint64_t stride = 0;
+  int32_t rank = -1;     // Ring: whose (-1: own)
+  uint32_t block = 0;    // Input, Output
+  uint64_t base = 0;     // Input, Output: offset in the block = base + stride*c. Ring, Scratch: offset in the slot
+  uint64_t stride = 0;   // Device: of the places that chunks take by turns; 0: all have one
   bool partial = false;  // accumulator type
   uint32_t weight = 1;   // source of a Reduce: multiplied by it in the accumulator type before it is added
 };
@@ -105,7 +105,8 @@ struct Span {
 enum class StepKind : uint8_t { Move, Reduce, Send, Recv, Post, Wait, Ccl, Taken };
 
 // Which chunks a step is for. The last chunk may be shorter than the others; calls that give every rank the same count cannot serve it. What
-// is done once, for whole blocks, is done with the first chunk.
+// is done once, for whole blocks, is done with the first chunk. Of v-collectives each block has a last chunk of its own: a step is for the full or
+// the short chunks of the block of its extent.
 enum class When : uint8_t { Always, FullChunk, PartChunk, FirstChunk };
 
 struct Step {
@@ -233,8 +234,8 @@ uint64_t extent_bytes(const Extent &e, uint32_t c, const Operands &operands) noe
 bool writes_past_caches(const Plan &plan, const Operands &operands) noexcept;
 // What a sum over `world` ranks is divided by: AVG by the number of ranks, every other op by 1.
 uint64_t divisor_of(RedOp op, int world) noexcept;
-// Whether the step runs for chunk c (collectives of equal counts).
-bool runs_for(const Plan &plan, const Step &step, uint32_t c) noexcept;
+// Whether the step runs for chunk c.
+bool runs_for(const Plan &plan, const Step &step, uint32_t c, const Operands &operands) noexcept;
 uint64_t span_offset(const Plan &plan, const Span &s, uint32_t c, const Operands &operands) noexcept;
 
 // Whether messages of this collective have a small form (the leader exchange) between the islands of planned_on(), and whether this one takes it.

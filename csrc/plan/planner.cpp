@@ -9,7 +9,7 @@
 namespace isthmus::plan {
 namespace {
 
-constexpr uint64_t kPlanVersion = 13;  // part of every digest: raise it when a template changes
+constexpr uint64_t kPlanVersion = 14;  // part of every digest: raise it when a template changes
 
 // What all ranks must agree on: `whole`, too, whose libraries may serve blocks of a plan that is made on `t`. Sizes of v-collectives and in_place
 // are each rank's own affair.
@@ -60,7 +60,8 @@ void check(const topology::Topology &t, int rank, const Request &r) {
 // Whether the island's library does its part of the operation. An island of one has nobody to call. PREMUL_SUM, which has a factor of each rank, is the
 // library's where it serves everybody, and else is planned without the library. AVG is one of two sums: a sum that is divided where the bridge rounds, or a sum of numbers that were made smaller
 // and are made larger again where they are reduced. An island that is alone needs the library's own AVG.
-bool serves(const topology::Island &g, const Request &r, bool alone) {
+// `near`: all ranks share memory, so islands with libraries exchange by slots, which blocks of any size take.
+bool serves(const topology::Island &g, const Request &r, bool alone, bool near) {
   if (g.ccl.empty() || g.ranks.size() < 2) return false;
   if (is_reduction(r.collective) && r.op == RedOp::PremulSum && !alone) return false;
   const Asked asked = asked_of_library(r, g.ranks.size(), alone);
@@ -83,8 +84,8 @@ bool serves(const topology::Island &g, const Request &r, bool alone) {
     case Collective::GatherV:
     case Collective::Scatter:
     case Collective::ScatterV: return alone && can(Call::Send) && can(Call::Recv);
-    case Collective::AllGatherV: return alone && can(Call::Broadcast);
-    case Collective::ReduceScatterV: return alone && can(Call::Reduce);
+    case Collective::AllGatherV: return (alone || near) && can(Call::Broadcast);
+    case Collective::ReduceScatterV: return can(Call::Reduce) && (alone || (near && can(Call::ReduceScatter)));
     case Collective::AllToAllV: return alone && can(Call::AllToAllV);
     default: return false;
   }
@@ -178,11 +179,11 @@ Asked asked_of_library(const Request &r, size_t size, bool alone) noexcept {
 
 topology::Topology planned_on(const topology::Topology &t, const Request &request) {
   // The same on all ranks: it does not depend on what is each rank's own affair (in_place).
-  const bool alone = t.islands.size() == 1;
+  const bool alone = t.islands.size() == 1, near = topology::one_memory(t);
   std::vector<bool> keep;
   size_t multiple = 1;
   for (const auto &g : t.islands) {
-    keep.push_back(serves(g, request, alone));
+    keep.push_back(serves(g, request, alone, near));
     if (keep.back() && multiple <= kMostMultiple) multiple = std::lcm(multiple, g.ranks.size());
   }
   if (!alone && multiple > kMostMultiple) keep.assign(keep.size(), false);

@@ -211,6 +211,7 @@ void plan_all_reduce(Builder &b) {
 }
 
 void plan_reduce(Builder &b) {
+  if (b.shared_slots) return plan_shared_reduce(b);
   if (b.library) return plan_island_reduce(b);
   b.libraries() ? b.choose_island_chunk() : b.choose_chunk(b.others);
   const int root = b.request.root;
@@ -298,9 +299,10 @@ void plan_reduce(Builder &b) {
 
 void plan_reduce_scatter(Builder &b) {
   const auto world = static_cast<size_t>(b.world);
+  if (b.shared_slots) return plan_shared_reduce_scatter(b);
   if (b.across_hosts && b.request.collective == Collective::ReduceScatter) return plan_hosts_reduce_scatter(b);
   if (b.library) return plan_island_reduce_scatter(b);
-  b.libraries() ? b.choose_island_chunk(world - 1) : b.choose_chunk(world - 1);
+  b.libraries() ? b.choose_island_chunk({world - 1, 1}) : b.choose_chunk(world - 1);
   const size_t g = b.cluster, clusters = b.others + 1;
   const bool shared = b.count > 1;
   const Skews skew = skews_of(b);

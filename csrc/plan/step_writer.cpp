@@ -23,13 +23,13 @@ Span PlanMemory::contribution(size_t of_cluster, Span s) const {
 }
 
 Span PlanMemory::with_stride(Span s) const {
-  s.stride = s.memory == Memory::Input || s.memory == Memory::Output ? plan.chunk : 0;
+  if (s.memory != Memory::Device) s.stride = s.memory == Memory::Input || s.memory == Memory::Output ? plan.chunk : 0;
   return s;
 }
 
 Extent PlanMemory::extent(Memory of, uint32_t block, Range r) const { return {of, block, r.begin, plan.chunk, r.size()}; }
 
-Span PlanMemory::device(uint64_t at) { return {Memory::Device, -1, 0, at, 0, false}; }
+Span PlanMemory::device(uint64_t at, uint64_t stride) { return {Memory::Device, -1, 0, at, stride, false}; }
 uint64_t PlanMemory::need_device(uint64_t bytes) {
   const uint64_t at = plan.device_bytes;
   plan.device_bytes += (bytes + kLine - 1) / kLine * kLine;
@@ -67,6 +67,18 @@ void StepWriter::move(const Extent &e, Span from, Span to, bool scale, bool stre
   s.source = static_cast<uint32_t>(plan.sources.size());
   s.sources = 1;
   plan.sources.push_back(with_stride(from));
+}
+
+bool StepWriter::never(When when) const noexcept {
+  return !varying && (when == When::FullChunk   ? request.bytes < plan.chunk
+                      : when == When::PartChunk ? request.bytes % plan.chunk == 0
+                                                : false);
+}
+
+void StepWriter::move_for(When when, const Extent &e, Span from, Span to) {
+  if (e.length == 0 || never(when)) return;
+  move(e, from, to);
+  plan.steps.back().when = when;
 }
 
 void StepWriter::reduce(const Extent &e, const std::vector<Span> &from, const std::vector<uint32_t> &ends, Span to,
@@ -125,11 +137,11 @@ void StepWriter::recv_token(int peer, Extent e, Span to) {
 }
 
 void StepWriter::call(IslandCall call, When when, Extent e, Span from, Span to, int root) {
-  if (when == When::PartChunk) {
+  if (when == When::PartChunk && !varying) {
     const uint64_t short_one = request.bytes % plan.chunk;
     e.length = std::min(e.length, short_one - std::min(e.base, short_one));
   }
-  if (e.length == 0 || (when == When::FullChunk && request.bytes < plan.chunk)) return;
+  if (e.length == 0 || never(when)) return;
   Step &s = step(StepKind::Ccl);
   s.call = call;
   if (reduces(call)) {

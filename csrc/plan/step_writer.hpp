@@ -29,7 +29,7 @@ class PlanMemory : public Neighbourhood {
   static Span input(uint32_t block, uint64_t at);
   static Span output(uint32_t block, uint64_t at);
   static Span scratch(uint64_t at, bool partial = false);
-  static Span device(uint64_t at);
+  static Span device(uint64_t at, uint64_t stride = 0);
   Span ring(int owner, uint64_t at) const;
   // `s` as a source of a reduction: what a library made of the numbers of that cluster, or what one of its ranks had.
   Span contribution(size_t of_cluster, Span s) const;
@@ -51,6 +51,7 @@ class StepWriter : public PlanMemory {
   void device_stage(const char *name, uint32_t skew, bool beside = false);
   void together();  // the calls of the stage that was begun last are one group of the library's
   void move(const Extent &e, Span from, Span to, bool scale = false, bool streamed = false);
+  void move_for(When when, const Extent &e, Span from, Span to);  // a copy of the device's
   void reduce(const Extent &e, const std::vector<Span> &from, const std::vector<uint32_t> &ends, Span to, bool partial,
               const Span *second = nullptr, bool streamed = false);
   void send(int peer, const Extent &e, Span from);
@@ -68,6 +69,7 @@ class StepWriter : public PlanMemory {
   void finish();  // drops empty stages; sets max_skew, uses_links, host_in_slots, waits_for_links and slots
 
  private:
+  bool never(When when) const noexcept;  // no chunk is such a one
   Step &step(StepKind kind);
   bool on_device_ = false;  // steps go to the device list
 };

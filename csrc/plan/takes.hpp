@@ -43,10 +43,19 @@ class Takes {
 inline size_t cluster_of(const Builder &b, int q) { return b.clusters.of[static_cast<size_t>(q)]; }
 inline bool served(const Builder &b, int q) { return b.clusters.library[cluster_of(b, q)]; }
 
-// In an all_reduce: the part of a chunk whose contribution lies in the slot of rank q, from the beginning of the slot. A rank that no library
-// serves has its own contribution to the whole chunk. The others have the library's sum of their piece.
+// The part of a chunk whose contribution lies in the slot of rank q, in an all_reduce from the beginning of the slot. A rank that no library serves
+// has its own contribution to the whole chunk. The others have the library's sum of their piece.
 inline Range given_by(const Builder &b, int q) {
   return served(b, q) ? piece_at(b, cluster_of(b, q), b.clusters.at[static_cast<size_t>(q)]) : b.whole();
+}
+
+// The most of what slots hold: by_library(ranks) in an island with a library, `alone` for a rank without.
+template <class F>
+SlotShare share_of_slots(const Builder &b, F by_library, SlotShare alone) {
+  SlotShare share{0, 1};
+  for (size_t h = 0; h <= b.others; ++h)
+    share = SlotShare::most(share, b.clusters.library[h] ? by_library(uint64_t{b.clusters.size(h)}) : alone);
+  return share;
 }
 
 }  // namespace isthmus::plan

@@ -231,8 +231,7 @@ Case make_case(const Cell &cell, const Shape &shape, int number, bool is_long = 
   c.world = static_cast<int>(ranks.size());
   c.number = number;
   c.is_long = is_long;
-  const bool whole = cell.kind == AllReduce || cell.kind == Reduce || cell.kind == Broadcast || cell.kind == AllGather;
-  c.count = is_long ? (whole ? 420'000 : 210'000) / dtype_size(cell.dtype) : kCounts[number % 4];
+  c.count = is_long ? 420'000 / dtype_size(cell.dtype) : kCounts[number % 4];
   c.root = number % c.world;
   c.in_place = number % 3 == 1 && cell.kind != AllToAllV && cell.kind != SendRecv;
   const bool unequal = cell.kind == ReduceScatterV || cell.kind == AllGatherV || cell.kind == GatherV ||

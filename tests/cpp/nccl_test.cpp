@@ -114,6 +114,50 @@ TEST_P(Collectives, Reduce) {
   });
 }
 
+// What does not depend on each other goes to the library as one group, and a call behind it is not part of it.
+TEST_P(Collectives, ThatAreGivenTogetherAreOneGroup) {
+  constexpr size_t kEach = 5000;
+  const unsigned long begun = calls("ncclGroupStart"), ended = calls("ncclGroupEnd"), made = calls("ncclReduceScatter");
+  ranks(GetParam(), [](Rank &r) {
+    const auto n = static_cast<size_t>(r.size);
+    const auto number = [](int rank, size_t block, size_t i) {
+      return static_cast<double>((rank + 1) * (block + 1)) + static_cast<double>(i % 7);
+    };
+    std::vector<std::unique_ptr<Memory>> from, to;
+    for (size_t block = 0; block < 3; ++block) {
+      from.push_back(std::make_unique<Memory>(
+          r, packed(DType::Float32, kEach * n, [&](size_t i) { return number(r.rank, block, i); })));
+      to.push_back(std::make_unique<Memory>(r, packed(DType::Float32, kEach, [](size_t) { return 0.0; })));
+    }
+    struct Given {
+      Rank &r;
+      const decltype(from) &in, &out;
+    } given{r, from, to};
+    r.c->together(
+        [](void *context) {
+          auto &g = *static_cast<Given *>(context);
+          for (size_t block = 0; block < 3; ++block)
+            g.r.c->reduce_scatter(g.in[block]->at(), g.out[block]->at(), kEach, DType::Float32, RedOp::Sum);
+        },
+        &given);
+    const Memory after(r, packed(DType::Float32, 10, [&](size_t) { return r.rank + 1.0; }));
+    r.c->all_reduce(after.at(), after.at(), 10, DType::Float32, RedOp::Sum);
+    EXPECT_TRUE(r.c->status().ok()) << r.c->status().text;
+    const double all = static_cast<double>(n * (n + 1) / 2);
+    EXPECT_EQ(after.content(), packed(DType::Float32, 10, [&](size_t) { return all; }));
+    for (size_t block = 0; block < 3; ++block)
+      EXPECT_EQ(to[block]->content(), packed(DType::Float32, kEach, [&](size_t i) {
+                  double sum = 0;
+                  for (int q = 0; q < r.size; ++q) sum += number(q, block, static_cast<size_t>(r.rank) * kEach + i);
+                  return sum;
+                }));
+  });
+  const auto world = static_cast<unsigned long>(GetParam());
+  EXPECT_EQ(calls("ncclGroupStart") - begun, world);
+  EXPECT_EQ(calls("ncclGroupEnd") - ended, world);
+  EXPECT_EQ(calls("ncclReduceScatter") - made, 3 * world);
+}
+
 // Sums that are out of the type's range, but for the factor. An operation of the library is made once for a factor.
 TEST_P(Collectives, SumNumbersMadeSmaller) {
   const int world = GetParam();
@@ -415,6 +459,26 @@ void a_message_fails() {
   HOLDS(r.c->failed() && has(s, its("all_to_all: ")) && has(s, "(3)"), s.text);
   HOLDS(calls("ncclGroupStart") == 1 && calls("ncclGroupEnd") == 1, "the group is open");
 }
+// The second call of a group: the group is closed all the same, and the communicator says which call it was.
+void a_call_of_a_group_fails() {
+  Rank r(0, 1);
+  r.join(library()->make_id());
+  const Memory x(r, noise(0, 400));
+  struct Given {
+    Rank &r;
+    void *at;
+  } given{r, x.at()};
+  r.c->together(
+      [](void *context) {
+        auto &g = *static_cast<Given *>(context);
+        for (int i = 0; i < 3; ++i) g.r.c->all_reduce(g.at, g.at, 100, DType::Float32, RedOp::Sum);
+      },
+      &given);
+  const Status s = r.c->status();
+  HOLDS(r.c->failed() && has(s, its("all_reduce: ")) && has(s, "(2)"), s.text);
+  HOLDS(calls("ncclAllReduce") == 2, "the third call was made");
+  HOLDS(calls("ncclGroupStart") == 1 && calls("ncclGroupEnd") == 1, "the group is open");
+}
 void an_init_fails() {
   Rank r(0, 1);
   const Status s = thrown([&] { r.join(library()->make_id()); });
@@ -477,6 +541,7 @@ void too_old() {
 
 const std::map<std::string, void (*)()> kScenes{{"a call fails", a_call_fails},
                                                 {"a message fails", a_message_fails},
+                                                {"a call of a group fails", a_call_of_a_group_fails},
                                                 {"an init fails", an_init_fails},
                                                 {"an id fails", an_id_fails},
                                                 {"the network fails late", the_network_fails_late},
@@ -499,6 +564,7 @@ int play(const char *scene) {
 
 TEST(NcclAlone, ACallThatFailsIsToldWithItsNumber) { plays("a call fails", {"REHEARSAL_FAIL=ncclAllReduce:2:2"}); }
 TEST(NcclAlone, AGroupIsNeverLeftOpen) { plays("a message fails", {"REHEARSAL_FAIL=ncclRecv:1:3"}); }
+TEST(NcclAlone, AGroupOfCallsIsNeverLeftOpen) { plays("a call of a group fails", {"REHEARSAL_FAIL=ncclAllReduce:2:2"}); }
 TEST(NcclAlone, AnInitThatFailsIsToldWithItsNumber) {
   plays("an init fails", {"REHEARSAL_FAIL=ncclCommInitRankConfig:1:2"});
 }

@@ -7,6 +7,7 @@
 #include <random>
 #include <set>
 
+#include "plan/cursor.hpp"
 #include "prove_case.hpp"
 
 namespace isthmus::prover {
@@ -137,11 +138,12 @@ INSTANTIATE_TEST_SUITE_P(Islands, LongMessagesOnOneHost,
 TEST_P(LongMessagesOnOneHost, HoldOnIslandsWithLibraries) {
   int combination = 0;
   const char *const islands = GetParam();
-  for (Collective c : {Collective::Broadcast, Collective::AllGather, Collective::AllReduce})
+  for (Collective c : {Collective::Broadcast, Collective::AllGather, Collective::AllReduce, Collective::Reduce,
+                       Collective::ReduceScatter, Collective::AllGatherV, Collective::ReduceScatterV})
     for (uint64_t bytes : {32 * 1024, 65'540})
       for (uint32_t slots : {2, 6, 9})
         for (bool in_place : {false, true})
-          for (int root = 0; root < (c == Collective::Broadcast ? static_cast<int>(std::strlen(islands)) : 1); ++root)
+          for (int root = 0; root < (has_root(c) ? static_cast<int>(std::strlen(islands)) : 1); ++root)
             for (uint64_t who : {~uint64_t{0}, uint64_t{0xaaaaaaaaaaaaaaaa}, uint64_t{0}}) {
               if (combination++ % kOneIn) continue;
               const auto t = world_of(islands, "", topology::Bridge::Auto);
@@ -149,8 +151,10 @@ TEST_P(LongMessagesOnOneHost, HoldOnIslandsWithLibraries) {
               op.in_place = in_place;
               op.request.root = root;
               op.request.reach = kReach;
+              add_sizes(op, t.size(), 4);
               const auto p = plan::plan_collective(t, 0, op.request);
-              ASSERT_GT(p->chunks, 2 * slots) << "slots are used again";
+              if (is_varying(c)) ASSERT_GT(bytes / p->chunk, 2 * slots) << "slots are used again";
+              else ASSERT_GT(p->chunks, 2 * slots) << "slots are used again";
               EXPECT_FALSE(p->uses_links);
               Options options;
               options.reaching = who;
@@ -196,7 +200,7 @@ TEST_P(IslandsThatMeetOnHosts, UseTheSlotsOfTheirHostsAndLinksBetweenHostsAlone)
 }
 
 // On one host the devices move what is only moved: the host list of a rank with a device waits and posts, and neither copies nor gives a link
-// anything. A sum is one reduction of what lies in slots, and of the rank's own part. Between islands with libraries two of the sums go by links.
+// anything. A sum is one reduction of what lies in slots, and of the rank's own part.
 TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
   struct Touched {
     size_t moves = 0, frames = 0, reductions = 0;
@@ -229,7 +233,6 @@ TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
         const bool sums = collective == Collective::AllReduce || collective == Collective::Reduce ||
                           collective == Collective::ReduceScatter || collective == Collective::ReduceScatterV;
         const bool libraries = topology::has_libraries(planned);
-        const bool by_links = libraries && (collective == Collective::Reduce || collective == Collective::ReduceScatter);
         uint64_t reduced = 0, chunk = 0;
         size_t else_touched = 0;
         for (int rank = 0; rank < t.size(); ++rank) {
@@ -246,14 +249,23 @@ TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
           if (planned.islands[group].ccl.empty() && !only_inside) {
             EXPECT_EQ(far.moves + far.frames > 0, collective != Collective::Barrier) << "else by processors";
           }
-          EXPECT_EQ(near.frames > 0, by_links);
-          if (by_links) continue;
+          EXPECT_EQ(near.frames, 0u);
           EXPECT_EQ(near.moves, 0u);
-          EXPECT_EQ(near.reductions > 0, sums);
+          // Between islands the root's island reduces; of a small message the root alone.
+          const bool gives =
+              collective == Collective::Reduce && libraries &&
+              (t.island_of[static_cast<size_t>(r.root)] != static_cast<int>(t.island_of[static_cast<size_t>(rank)]) ||
+               (planned.islands[group].ranks.size() > 1 && near.reductions == 0));
+          EXPECT_EQ(near.reductions > 0, sums && !gives);
           if (!libraries) { EXPECT_LE(near.reductions, 1u); }
         }
-        EXPECT_EQ(else_touched > 0, collective != Collective::Barrier) << islands << " " << collective_name(collective);
-        if (!by_links && (collective == Collective::AllReduce || collective == Collective::Reduce)) {
+        // Where libraries serve all, each rank or the root's island takes its own reductions, which lie where its device copies.
+        const bool own =
+            sums && collective != Collective::AllReduce &&
+            std::all_of(planned.islands.begin(), planned.islands.end(), [](const auto &g) { return !g.ccl.empty(); });
+        EXPECT_EQ(else_touched > 0, collective != Collective::Barrier && !own)
+            << islands << " " << collective_name(collective);
+        if (collective == Collective::AllReduce || collective == Collective::Reduce) {
           EXPECT_EQ(reduced, chunk) << islands << " " << collective_name(collective) << ": each byte by one rank";
         }
       }
@@ -326,6 +338,105 @@ TEST(Proof, BetweenTwoHostsOnlySumsOfAHostAndWhatItNeedsCross) {
   }
 }
 
+// What a step of sharded training moves between the memory of a device and the host's, on one host. Of all_gather: a rank's block goes out once, and
+// of the blocks of other islands an island's ranks take each once. Of reduce_scatter: out goes what the library has made of all blocks, a piece a rank,
+// and in comes the rank's block. A chunk is one copy out and as few in, and what the library is given of it stands together.
+TEST(Proof, AStepOfShardedTrainingCopiesNoByteTwice) {
+  struct Copies {
+    uint64_t out = 0, in = 0, number = 0;
+  };
+  for (const char *islands : {"NNOO", "NNNNOOOO", "NNOOPP", "NNOOOO"})
+    for (const uint64_t bytes : {64 * 1000, 1 << 20}) {
+      const auto t = world_of(islands, "", topology::Bridge::Auto);
+      const auto world = static_cast<uint64_t>(t.size());
+      for (int rank = 0; rank < t.size(); ++rank)
+        for (const auto collective : {Collective::AllGather, Collective::ReduceScatter}) {
+          plan::Request r = operation_of(collective, bytes, 4096, plan::kDeviceSlots).request;
+          r.device = true;
+          r.reach = kReach;
+          const auto p = plan::plan_collective(t, rank, r);
+          ASSERT_FALSE(p->uses_links);
+          const std::vector<uint64_t> blocks(world, bytes);
+          std::vector<uint64_t> displ;
+          for (uint64_t i = 0; i < world; ++i) displ.push_back(i * bytes);
+          const plan::Operands o{displ, blocks, displ, blocks};
+          Copies copies;
+          for (plan::Cursor at(p->device, p->steps, p->chunks); !at.done(); at.next()) {
+            const plan::Step &s = at.step();
+            if (s.kind != plan::StepKind::Move || !plan::runs_for(*p, s, at.chunk(), o)) continue;
+            const uint64_t n = plan::extent_bytes(s.extent, at.chunk(), o);
+            const auto host = [](const plan::Span &x) {
+              return x.memory == plan::Memory::Ring || x.memory == plan::Memory::Scratch;
+            };
+            const bool from = host(p->sources[s.source]), to = host(s.dst);
+            if (n == 0 || from == to) continue;
+            (to ? copies.out : copies.in) += n;
+            ++copies.number;
+          }
+          const uint64_t members = t.islands[static_cast<size_t>(t.island_of[static_cast<size_t>(rank)])].ranks.size();
+          SCOPED_TRACE(std::string(islands) + " " + collective_name(collective) + " of " + std::to_string(bytes) +
+                       ", rank " + std::to_string(rank) + "\n" + plan::explain(*p, t));
+          if (collective == Collective::AllGather) {
+            const auto at = static_cast<uint64_t>(t.index_of[static_cast<size_t>(rank)]), outside = world - members;
+            const uint64_t takes = outside / members + (at < outside % members);
+            EXPECT_EQ(copies.out, bytes);
+            EXPECT_EQ(copies.in, takes * bytes);
+            EXPECT_EQ(copies.number, p->chunks * (1 + takes));
+            continue;
+          }
+          const uint64_t last = bytes % p->chunk, piece = p->chunk / members;
+          const uint64_t mine = static_cast<uint64_t>(t.index_of[static_cast<size_t>(rank)]) * piece;
+          const uint64_t rest =
+              last > mine ? std::min(last - mine, piece) : 0;  // of a shorter last chunk, which goes block by block
+          EXPECT_EQ(copies.out, world * (bytes / p->chunk * piece + rest));
+          EXPECT_EQ(copies.in, bytes);
+          EXPECT_EQ(copies.number, 2 * (bytes / p->chunk) + (rest ? world : 0) + (last ? 1 : 0));
+        }
+    }
+}
+
+// Whatever the library gets of a chunk at one place of the list is one group, on one host, over links and on hosts that are several.
+TEST(Proof, CallsOfAChunkThatFollowEachOtherAreOneGroupOfTheLibrarys) {
+  struct World {
+    const char *islands, *hosts;
+    topology::Bridge bridge;
+  };
+  for (const World &w :
+       {World{"NNOO", "", topology::Bridge::Auto}, World{"NNNOOo", "", topology::Bridge::Auto},
+        World{"NNOO", "", topology::Bridge::Tcp}, World{"NNNOOo", "", topology::Bridge::Tcp},
+        World{"NNOO", "xyyx", topology::Bridge::Auto}, World{"NNOOPPQQ", "xxxxyyyy", topology::Bridge::Auto}})
+    for (const auto collective : {Collective::Broadcast, Collective::AllGather, Collective::AllReduce, Collective::Reduce,
+                                  Collective::ReduceScatter, Collective::AllGatherV, Collective::ReduceScatterV})
+      for (const uint64_t bytes : {64 * 1000, 65'540}) {
+        const auto t = world_of(w.islands, w.hosts, w.bridge);
+        const auto world = static_cast<uint64_t>(t.size());
+        size_t groups = 0;
+        for (int rank = 0; rank < t.size(); ++rank) {
+          plan::Request r = operation_of(collective, bytes, 4096, plan::kDeviceSlots).request;
+          r.device = true;
+          r.small_bytes = 0;
+          const auto p = plan::plan_collective(t, rank, r);
+          SCOPED_TRACE(std::string(w.islands) + " on " + w.hosts + ", " + collective_name(collective) + " of " +
+                       std::to_string(bytes) + ", rank " + std::to_string(rank) + "\n" + plan::explain(*p, t));
+          const std::vector<uint64_t> blocks(world, bytes), displ(world, 0);
+          const plan::Operands o{displ, blocks, displ, blocks};
+          size_t calls = 0;
+          for (plan::Cursor at(p->device, p->steps, plan::chunks_of(*p, o)); !at.done(); at.next()) {
+            const plan::Step &s = at.step();
+            if (at.begins_stage() || s.kind != plan::StepKind::Ccl) calls = 0;
+            if (s.kind != plan::StepKind::Ccl || !plan::runs_for(*p, s, at.chunk(), o) ||
+                plan::extent_bytes(s.extent, at.chunk(), o) == 0)
+              continue;
+            if (++calls < 2) continue;
+            EXPECT_TRUE(at.stage().together) << at.stage().name;
+            ++groups;
+          }
+        }
+        const bool many = collective == Collective::AllGather || collective == Collective::ReduceScatter;
+        if (many) { EXPECT_GT(groups, 0u); }
+      }
+}
+
 // The gate of a chunk is opened while a later one is copied in, or the two streams of a device would take turns.
 TEST(Proof, WithSixSlotsTheStreamsOfADeviceNeedNotTakeTurns) {
   for (const char *islands : {"no", "na"})
@@ -369,28 +480,35 @@ TEST(Proof, CallsThatAreGivenTogetherTouchNothingThatAnotherOneWrites) {
     return x.memory != y.memory || x.end <= y.begin || y.end <= x.begin;
   };
   size_t groups = 0;
-  const std::vector<uint64_t> bytes{400, 1000, 64, 8}, displ{0, 400, 1400, 1464};
-  const plan::Operands o{displ, bytes, displ, bytes};
+  const std::vector<uint64_t> unequal{400, 1000, 64, 8}, places{0, 400, 1400, 1464}, equal(4, 1000),
+      displ{0, 1000, 2000, 3000};
   for (const char *islands : {"AAAA", "NNNN", "NNNo", "NNoo"})
     for (int c = 0; c < isthmus::kCollectiveCount; ++c)
       for (int rank = 0; rank < 4; ++rank) {
+        const bool varying = is_varying(static_cast<Collective>(c));
+        const plan::Operands o =
+            varying ? plan::Operands{places, unequal, places, unequal} : plan::Operands{displ, equal, displ, equal};
         const auto t = world_of(islands);
         plan::Request r = operation_of(static_cast<Collective>(c), 1000).request;
         r.root = 1;
         r.device = t.ranks[static_cast<size_t>(rank)].device != "host";
         const auto p = plan::plan_collective(t, rank, r);
-        for (const plan::Stage &stage : p->device) {
+        const uint32_t chunks = plan::chunks_of(*p, o);
+        for (uint32_t at_stage = 0; at_stage < p->device.size() * chunks; ++at_stage) {
+          const plan::Stage &stage = p->device[at_stage / chunks];
+          const uint32_t chunk = at_stage % chunks;
           if (!stage.together) continue;
           ++groups;
           std::vector<Touch> read, written;
           const auto touch = [&](const plan::Step &s, const plan::Span &span) {
-            const uint64_t at = plan::span_offset(*p, span, 0, o);
-            return Touch{span.memory, at, at + plan::extent_bytes(s.extent, 0, o)};
+            const uint64_t at = plan::span_offset(*p, span, chunk, o);
+            return Touch{span.memory, at, at + plan::extent_bytes(s.extent, chunk, o)};
           };
           std::set<std::pair<IslandCall, int>> messages;
           for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
             const plan::Step &s = p->steps[i];
-            if (s.kind != plan::StepKind::Ccl) continue;
+            if (s.kind != plan::StepKind::Ccl || !plan::runs_for(*p, s, chunk, o)) continue;
+            if (plan::extent_bytes(s.extent, chunk, o) == 0) continue;
             const bool sends = s.call == IslandCall::Send, receives = s.call == IslandCall::Recv;
             EXPECT_TRUE((!sends && !receives) || messages.insert({s.call, s.peer}).second) << "one each way with each rank";
             const bool root = s.peer == t.index_of[static_cast<size_t>(rank)];
@@ -483,10 +601,13 @@ TEST(Proof, WhatALibraryCannotDoIsPlannedWithoutIt) {
   EXPECT_EQ(plan::planned_on(t, r).islands[0].ccl, "") << "the bridge adds what each rank has multiplied";
   EXPECT_EQ(plan::planned_on(world_of("AAA"), r).islands[0].ccl, "library") << "in one";
   r.op = RedOp::Sum;
+  const auto near = world_of("AAbb", "", topology::Bridge::Auto);
   for (const auto c : {Collective::AllToAll, Collective::Gather, Collective::Scatter, Collective::AllGatherV,
                        Collective::ReduceScatterV, Collective::GatherV, Collective::ScatterV, Collective::AllToAllV}) {
     r.collective = c;
     EXPECT_EQ(plan::planned_on(t, r).islands[0].ccl, "") << "between islands";
+    const bool by_slots = c == Collective::AllGatherV || c == Collective::ReduceScatterV;
+    EXPECT_EQ(plan::planned_on(near, r).islands[0].ccl, by_slots ? "library" : "") << "between islands on one host";
     EXPECT_EQ(plan::planned_on(world_of("AAA"), r).islands[0].ccl, "library") << "in one";
   }
   auto devices = world_of("NNo");

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "base/error.hpp"
+#include "plan/clusters.hpp"
 #include "prove_case.hpp"
 
 namespace isthmus::plan {
@@ -163,6 +164,75 @@ TEST(Plan, SharesOfTheBridgeAttainTheLeastTime) {
     EXPECT_NEAR(sum, 1, 1e-12);
     EXPECT_LE(worst, best * 1.001);
   }
+}
+
+// What a library gets of a full chunk is worth a call, or all that is given together is; and the chunks are 64 and a shorter one, unless slots would
+// have to hold more than rings at fixed places have (shared), or twice that.
+TEST(Plan, ALibraryGetsAMebibyteAndAMessageHasAsFewChunksAsSlotsAllow) {
+  struct World {
+    const char *islands;
+    topology::Bridge bridge;
+  };
+  for (const World &w : {World{"NNOO", topology::Bridge::Auto},
+                         {"NNNNNNNNOOOOOOOO", topology::Bridge::Auto},
+                         {"NNNNNNNNo", topology::Bridge::Auto},
+                         {"NNNNNNNNOOOOOOOO", topology::Bridge::Tcp},
+                         {"NNo", topology::Bridge::Tcp}})
+    for (const Collective c : {Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter, Collective::AllGather})
+      for (uint64_t bytes = 2 << 20; bytes <= uint64_t{1} << 30; bytes = bytes * 3 + 4) {
+        const auto t = world_of(w.islands, "", w.bridge);
+        Request r = request_of(c, bytes);
+        r.max_slots = kDeviceSlots;
+        r.device = true;
+        const auto p = plan_collective(t, 0, r);
+        SCOPED_TRACE(explain(*p, t));
+        const bool shared = w.bridge == topology::Bridge::Auto;
+        const uint64_t slot = (shared ? 8 : 16) * r.chunk_bytes;
+        EXPECT_LE(p->slot_bytes, slot + 64 * 1024);
+        // Most of a slot is used, where there are more chunks than that.
+        uint64_t most = 0;
+        for (int q = 0; q < t.size(); ++q) {
+          Request theirs = r;
+          theirs.device = t.ranks[static_cast<size_t>(q)].device != "host";
+          most = std::max(most, plan_collective(t, q, theirs)->slot_bytes);
+        }
+        const bool alone = std::string(w.islands).find('o') != std::string::npos;
+        if (p->chunks > 65 && (shared || !alone)) { EXPECT_GT(most + 64 * 1024, slot * 3 / 4); }
+        for (const Stage &stage : p->device) {
+          uint64_t given = 0;
+          for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
+            const Step &s = p->steps[i];
+            if (s.kind != StepKind::Ccl || s.when == When::PartChunk) continue;
+            const uint64_t ranks =
+                s.call == IslandCall::ReduceScatter || s.call == IslandCall::AllGather ? t.islands[0].ranks.size() : 1;
+            given += s.extent.length * ranks;
+          }
+          // A rank alone has the whole chunk in its slot, so what is more than a whole number of slots makes all chunks shorter.
+          if (given) { EXPECT_GE(given, (uint64_t{1} << 20) * (alone ? 3 : 4) / 4 * 15 / 16) << stage.name; }
+        }
+      }
+}
+
+// So no size of a message and no ISTHMUS_CHUNK_BYTES makes processors copy what devices would read.
+TEST(Plan, RingsAtFixedPlacesHoldTheSlotsOfEveryPlanOfIslands) {
+  struct World {
+    const char *islands, *hosts;
+  };
+  for (const World &w : {World{"NNOO", ""}, World{"NNNNNNNNOOOOOOOO", ""}, World{"NNNo", ""}, World{"NNOOPPQQ", "xxxxyyyy"},
+                         World{"NNNNOOOO", "xxyyxxyy"}, World{"NNOOa", "xyxyx"}, World{"NNNOOb", "xxyyyz"}})
+    for (const Collective c : {Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter, Collective::Broadcast,
+                               Collective::AllGather, Collective::AllGatherV, Collective::ReduceScatterV})
+      for (const uint64_t chunk : {4096, 128 * 1024, 64 << 20})
+        for (uint64_t bytes = 100'000; bytes <= uint64_t{1} << 32; bytes = bytes * 7 + 4) {
+          const auto t = world_of(w.islands, w.hosts, topology::Bridge::Auto);
+          Request r = request_of(c, is_varying(c) ? 0 : bytes);
+          r.chunk_bytes = chunk;
+          r.max_slots = kDeviceSlots;
+          r.device = true;
+          if (!by_shared_slots(planned_on(t, r), c) && !by_hosts(planned_on(t, r), c)) continue;
+          const auto p = plan_collective(t, 0, r);
+          EXPECT_LE(p->slots * p->slot_bytes, most_ring_bytes(chunk, kDeviceSlots)) << explain(*p, t);
+        }
 }
 
 // Whatever its bytes: what the ranks of a group cannot share equally is one piece, a call more each way.

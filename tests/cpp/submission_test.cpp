@@ -223,7 +223,7 @@ std::vector<std::string> planned(const FleetRank &r, isthmus_work_t work) {
     return base ? base + plan::span_offset(p, s, c, op.operands()) : nullptr;
   };
   const auto works = [&](const plan::Step &s, uint32_t c) {
-    if (!plan::runs_for(p, s, c) || plan::extent_bytes(s.extent, c, op.operands()) == 0) return false;
+    if (!plan::runs_for(p, s, c, op.operands()) || plan::extent_bytes(s.extent, c, op.operands()) == 0) return false;
     return s.kind != plan::StepKind::Move || !place(s.dst, c) || place(p.sources[s.source], c) != place(s.dst, c);
   };
   // A group of NCCL's is one thing to a stream, by the name of its first call. HCCL's is a batch of the messages.
@@ -235,6 +235,7 @@ std::vector<std::string> planned(const FleetRank &r, isthmus_work_t work) {
     if (!std::exchange(in_group, true)) give(function(nccl ? s.call : isthmus::IslandCall::AllToAllV), stream);
   };
   const auto step = [&](const plan::Step &s, uint32_t c, const char *stream, bool together) {
+    in_group = in_group && s.kind == plan::StepKind::Ccl;
     switch (s.kind) {
       case plan::StepKind::Wait:
         if (w.gate && s.mul * c + s.add > 0) give(w.gate, stream);

@@ -359,6 +359,55 @@ def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers(fleet: s
         assert all(made[name] for name in expected if name), made
 
 
+@pytest.mark.parametrize("fleet", ["nvidia:2,amd:2", "amd:3,nvidia:3"])
+def test_a_step_of_sharded_training_makes_the_copies_of_its_plans_and_a_group_of_calls_for_a_chunk(fleet: str) -> None:
+    """Counted at the driver and at the library: an all_gather of parameters, and a reduce_scatter of gradients.
+
+    A copy brings a rank's block to its slot, another its block to the output, and one each what it takes of the other
+    island. What the library has summed goes out in one copy, and the rank's block comes in by another.
+    """
+    block = 600_000
+
+    def body(comm: isthmus.Comm) -> Any:
+        there = vendor()
+        engine = ctypes.CDLL("librehearsal.so")
+        engine.rehearsal_calls.restype = ctypes.c_ulong
+        names = (there.used[0], "ncclGroupStart", "ncclGroupEnd", "ncclBroadcast", "ncclReduceScatter")
+        where = (np.arange(block * comm.size) % 61).astype(np.float32)
+        own = slice(comm.rank * block, (comm.rank + 1) * block)
+        parameters, gradients = DeviceArray.of(np.zeros_like(where)), DeviceArray.of(where + comm.rank)
+        shard, mine = DeviceArray.of(where[own]), DeviceArray.of(np.zeros(block, np.float32))
+
+        def counted(operation: Callable[[], Any]) -> list[int]:
+            operation()
+            comm.barrier()
+            engine.rehearsal_reset_calls()
+            operation()
+            return [int(engine.rehearsal_calls(name.encode())) for name in names]
+
+        made = (
+            counted(lambda: comm.all_gather(shard, parameters)),
+            counted(lambda: comm.reduce_scatter(gradients, "sum", mine)),
+        )
+        plans = [comm.explain(what, nbytes=4 * block).data for what in ("all_gather", "reduce_scatter")]
+        total = comm.size * where[own] + sum(range(comm.size))
+        right = bool((parameters.get() == where).all() and (mine.get() == total).all())
+        return right, made, [(plan["chunks"], plan["chunk"], plan["link_bytes"]) for plan in plans]
+
+    results = run_fleet(fleet, body)
+    world = len(results)
+    for rank, (right, (gathered, scattered), plans) in enumerate(results):
+        assert right
+        (chunks, _, by_links), (_, chunk, scattered_by_links) = plans
+        assert by_links == scattered_by_links == 0
+        assert gathered == [3 * chunks, 2 * chunks, 2 * chunks, world * chunks, 0]
+        # A last chunk that the ranks of an island cannot share equally goes piece by piece.
+        full, last = divmod(4 * block, chunk)
+        piece = chunk // (world // 2)
+        short = (world if last > rank % (world // 2) * piece else 0) + 1 if last else 0
+        assert scattered == [2 * full + short, full + bool(last), full + bool(last), 0, world * full]
+
+
 @pytest.mark.parametrize("fleet", ["nvidia:2@a,amd:1@b,cpu:1@c", "nvidia:1@a,cpu:2@b,nvidia:1@a,amd:2@d"])
 def test_slots_that_all_read_and_links_give_the_same_bits(fleet: str) -> None:
     def body(comm: isthmus.Comm) -> tuple[str, bytes]:

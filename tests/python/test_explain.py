@@ -19,7 +19,8 @@ NAMES = (
     "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_v", "reduce_scatter", "reduce_scatter_v", "all_to_all",
     "all_to_all_v", "gather", "gather_v", "scatter", "scatter_v", "barrier",
 )  # fmt: skip
-BY_LIBRARY = {"all_reduce", "broadcast", "all_gather"}  # these have slots that all read, where all stand on one host
+BY_LIBRARY = {"all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter"}
+BY_SLOTS = BY_LIBRARY | {"all_gather_v", "reduce_scatter_v"}  # what the library does where all stand on one host
 
 
 def told(comm: isthmus.Comm) -> Any:
@@ -65,12 +66,11 @@ def test_every_call_has_its_path_its_prediction_and_its_last_time(tmp_path: Path
             way = text.split("  path    ")[1].split("\n")[0]
             if tcp:
                 assert way.startswith("bridged by TCP: 3 groups"), text
-            elif name in BY_LIBRARY:
+            elif name in BY_SLOTS:
                 assert way.startswith("slots that all read: 2 groups"), text
             else:
-                bridged = name in ("reduce", "reduce_scatter")
-                assert way.startswith("bridged by links in shared memory: 2" if bridged else "flat: 4 ranks"), text
-            assert ("served by nccl" in way) == (rank < 2 and name in BY_LIBRARY | {"reduce", "reduce_scatter"}), text
+                assert way.startswith("flat: 4 ranks"), text
+            assert ("served by nccl" in way) == (rank < 2 and name in (BY_LIBRARY if tcp else BY_SLOTS)), text
             known = nbytes == LARGE and not name.endswith("_v") and name != "barrier"
             assert (data["predicted"] is not None) == known and ("no measurement" in text) == (
                 known or data["form"] is not None
@@ -170,8 +170,10 @@ def test_messages_from_any_rank_to_oneself_and_to_nobody(ranks: Run) -> None:
 
 def test_without_a_profile_no_time_is_asked_for_where_islands_of_a_host_read_each_others_slots() -> None:
     def body(comm: isthmus.Comm) -> list[str]:
-        return [str(comm.explain(name, nbytes=LARGE)) for name in ("all_reduce", "reduce")]
+        return [str(comm.explain(name, nbytes=LARGE)) for name in ("all_reduce", "reduce", "reduce_scatter")]
 
-    for slots, bridged in run_fleet("nvidia:2,amd:1,cpu:1", body):
-        assert "slots that all read: 2 groups" in slots and "predicted" not in slots, slots
-        assert "bridged by links in shared memory" in bridged and "predicted unknown: rank " in bridged, bridged
+    for texts in run_fleet("nvidia:2,amd:1,cpu:1", body):
+        for text in texts:
+            assert "slots that all read: 2 groups" in text and "predicted" not in text, text
+    for text in run_fleet("nvidia:2,amd:1,cpu:1", body, bridge="tcp")[0]:
+        assert "bridged by TCP" in text and "predicted unknown: rank " in text, text

@@ -182,9 +182,9 @@ Expected expected_of(const topology::Topology &t, const Operation &op, int index
 namespace {
 // On one host such operations need no link.
 bool by_slots(const topology::Topology &t, const Operation &op) {
-  return t.flat || (topology::one_memory(t) &&
-                    (op.request.collective == Collective::Broadcast || op.request.collective == Collective::AllGather ||
-                     op.request.collective == Collective::AllReduce));
+  const Collective c = op.request.collective;
+  return t.flat || (topology::has_libraries(t) && topology::one_memory(t) &&
+                    (c == Collective::Broadcast || c == Collective::AllGather || c == Collective::AllGatherV || reduces(c)));
 }
 }  // namespace
 

@@ -80,6 +80,14 @@ struct Agent {
     std::shared_ptr<LinkRead> read;
   };
   std::vector<Sent> sends;  // of this operation
+  // What the calls of the group touch in which it is, if it is in one.
+  struct Touched {
+    size_t call;
+    const MemoryMap *memory;
+    uint64_t begin, end;
+    bool writes;
+  };
+  std::vector<Touched> group;
   std::vector<Snapshot> ends;
   std::string waits;  // for people, when stuck
 };
@@ -374,9 +382,10 @@ class Run {
       to_stream(a, stage.beside);
       if (stage.beside && a.step == 0 && options_.streams_meet) a.clock.join(a.resting->release());
       const Step &s = p.steps[stage.step + a.step];
+      if (a.step == 0 || s.kind != StepKind::Ccl) a.group.clear();
       const bool has_extent = s.kind != StepKind::Post && s.kind != StepKind::Wait && s.kind != StepKind::Taken;
       const uint64_t bytes = has_extent || s.guarded ? extent_bytes(s.extent, c, operands) : 0;
-      if (((!has_extent && !s.guarded) || bytes > 0) && runs_for(p, s, c)) {
+      if (((!has_extent && !s.guarded) || bytes > 0) && runs_for(p, s, c, operands)) {
         if (!execute(a, p, s, c, bytes, operands)) return false;
         ++verdict.steps;
       }
@@ -412,7 +421,7 @@ class Run {
     }
     if (s.memory == Memory::Device) {
       if (!a.device) object("{}: the host touches the device's memory", where(a));
-      if (s.base + width > p.device_bytes) object("{}: outside of the device's scratch", where(a));
+      if (at + width > p.device_bytes) object("{}: outside of the device's scratch", where(a));
       return {own.device.get(), at};
     }
     if (s.memory == Memory::Scratch) {
@@ -514,8 +523,9 @@ class Run {
   Place buffer(const Agent &a, const Plan &p, const plan::Span &s, uint32_t c, uint64_t bytes, const plan::Operands &o,
                bool writes) {
     if (s.memory == Memory::Device) {
-      if (s.base + bytes > p.device_bytes) object("{}: a call outside of the device's scratch", where(a));
-      return {ranks_[static_cast<size_t>(a.rank)].device.get(), s.base};
+      const uint64_t at = span_offset(p, s, c, o);
+      if (at + bytes > p.device_bytes) object("{}: a call outside of the device's scratch", where(a));
+      return {ranks_[static_cast<size_t>(a.rank)].device.get(), at};
     }
     if (s.memory != Memory::Input && s.memory != Memory::Output) object("{}: a call on memory of the host", where(a));
     const bool input = s.memory == Memory::Input;
@@ -586,6 +596,10 @@ class Run {
         if (from.memory == to.memory && from.at < to.at + output_bytes && to.at < from.at + input_bytes && !in_place)
           object("{}: source and destination of a call overlap", where(a));
       }
+      if (list_of(a)[a.stage].together) {
+        if (reads) in_group(a, buffer(a, p, source, c, input_bytes, o, false), input_bytes, false);
+        if (writes) in_group(a, buffer(a, p, s.dst, c, output_bytes, o, true), output_bytes, true);
+      }
       Meeting::Arrival arrival;
       if (reads) arrival.pieces = read(a, buffer(a, p, source, c, input_bytes, o, false), input_bytes);
       arrival.snapshot = a.clock.release();
@@ -613,6 +627,15 @@ class Run {
     }
     ++a.calls;
     return true;
+  }
+
+  // Calls of a group run in any order, so none touches what another one writes.
+  void in_group(Agent &a, const Place &place, uint64_t bytes, bool writes) const {
+    for (const Agent::Touched &x : a.group)
+      if (x.call != a.calls && x.memory == place.memory && x.begin < place.at + bytes && place.at < x.end &&
+          (writes || x.writes))
+        object("{}: a call touches what another one of its group writes", where(a));
+    a.group.push_back({a.calls, place.memory, place.at, place.at + bytes, writes});
   }
 
   // Appends [begin, begin + bytes) of the pieces.
