@@ -1,5 +1,7 @@
 #include "collective/device_executor.hpp"
 
+#include <optional>
+
 #include "base/error.hpp"
 #include "collective/library_calls.hpp"
 #include "device/abandoned.hpp"
@@ -54,6 +56,9 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   work_->doors.begin(wait, wait_context);
   const plan::Plan &p = *op.plan;
   device::Stream &stream = *work_->stream;
+  // Once for all calls. Where this thread stands at the doors itself, it has no device of ours meanwhile.
+  std::optional<device::Entered> entered;
+  if (work_->doors.gated()) entered.emplace(stream);
   StreamTies &ties = work_->ties;
   ending_.begin(op.call.bytes);
   if (op.call.on_stream) ties.user(*work_->runtime, device(), op.call.stream);

@@ -40,6 +40,7 @@ class HostDoors {
   HostDoors(const std::atomic<bool> &cancelled, device::Wake wake, void *context) noexcept
       : cancelled_(cancelled), wake_(wake), wake_context_(context) {}
   void make_gates(device::Runtime &runtime, int device);
+  bool gated() const noexcept { return go_.gate != nullptr; }
 
   // The host list's side. Any thread.
   void go(uint64_t sequence) noexcept { open(go_, sequence); }

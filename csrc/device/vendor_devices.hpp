@@ -56,20 +56,32 @@ class VendorDevices {
     else return false;
   }
 
+  // From here to exit() the device is the thread's current one, for the vendor's calls. Where the device is that already, by an enter() of ours that
+  // has not been left, the vendor is asked nothing: a submission of many calls enters once.
+  intptr_t enter(int device) const {
+    if (here_.devices == this && here_.device == device) return kEntered;
+    at(device);
+    const intptr_t before = calls.enter(device);
+    here_ = {this, device};
+    return before;
+  }
+  void exit(intptr_t before) const noexcept {
+    if (before == kEntered) return;
+    here_ = {};  // also where another device was current before: that one is entered anew
+    calls.exit(before);
+  }
+
   // The device is the thread's current one while this object lives. Afterwards the thread has what it had before.
   class Current {
    public:
-    Current(const VendorDevices &devices, int device) : calls_(devices.calls) {
-      devices.at(device);
-      before_ = calls_.enter(device);
-    }
-    ~Current() { calls_.exit(before_); }
+    Current(const VendorDevices &devices, int device) : devices_(devices), before_(devices.enter(device)) {}
+    ~Current() { devices_.exit(before_); }
     Current(const Current &) = delete;
     Current &operator=(const Current &) = delete;
 
    private:
-    const Calls &calls_;
-    intptr_t before_ = 0;
+    const VendorDevices &devices_;
+    const intptr_t before_;
   };
 
   // Only for vendors that find registered memory where the host does.
@@ -184,6 +196,12 @@ class VendorDevices {
     return words;
   }
 
+  static constexpr intptr_t kEntered = INTPTR_MIN;
+  struct Here {
+    const VendorDevices *devices = nullptr;
+    int device = -1;
+  };
+  static inline thread_local Here here_;  // what this thread has entered
   PinnedRanges pinned_;
   mutable std::vector<DeviceState> devices_;
 };

@@ -47,8 +47,8 @@ class VendorStream final : public Stream {
     const CurrentDevice<Calls> current(devices_, device_);
     return devices_.calls.capturing(stream_);
   }
-  intptr_t enter() const override { return devices_.calls.enter(device_); }
-  void exit(intptr_t before) const noexcept override { devices_.calls.exit(before); }
+  intptr_t enter() const override { return devices_.enter(device_); }
+  void exit(intptr_t before) const noexcept override { devices_.exit(before); }
 
  private:
   std::atomic<uint64_t> cuts_{0};

@@ -408,6 +408,36 @@ def test_a_step_of_sharded_training_makes_the_copies_of_its_plans_and_a_group_of
         assert scattered == [2 * full + short, full + bool(last), full + bool(last), 0, world * full]
 
 
+@pytest.mark.parametrize(
+    ("fleet", "mebibytes", "calls"),
+    [("nvidia:1,amd:1", 1024, 10), ("nvidia:2,amd:2", 256, 11), ("nvidia:4,amd:4", 64, 12)],
+)
+def test_a_long_all_reduce_enters_the_device_once_and_makes_few_calls_for_a_chunk(
+    fleet: str, mebibytes: int, calls: int
+) -> None:
+    """Of the calls to the driver those that give a stream work, and those that choose the device. And the library's."""
+
+    def body(comm: isthmus.Comm) -> Any:
+        engine = ctypes.CDLL("librehearsal.so")
+        engine.rehearsal_calls.restype = ctypes.c_ulong
+        there = vendor()
+        library = {"ncclReduceScatter", "ncclReduce", "ncclAllGather", "ncclBroadcast", "ncclGroupStart", "ncclGroupEnd"}
+        choosing = {"cuCtxPushCurrent", "cuCtxPopCurrent", "cuCtxGetId", "hipGetDevice", "hipSetDevice"}
+        x = DeviceArray.of(np.ones(mebibytes << 18, np.float32))
+        comm.all_reduce(x, "max", x)
+        comm.barrier()
+        engine.rehearsal_reset_calls()
+        comm.all_reduce(x, "max", x)
+        made = {name: int(engine.rehearsal_calls(name.encode())) for name in {*there.used, *library, *choosing}}
+        chunks = comm.explain("all_reduce", nbytes=mebibytes << 20).data["chunks"]
+        working = sum(made[name] for name in {*there.used, *library} if name != "ncclAllReduce")
+        return chunks, working, sum(made[name] for name in choosing)
+
+    for chunks, working, choosing in run_fleet(fleet, body, switches={"MEMORY": str(3 << 30)}, timeout=300):
+        assert 0 < working <= calls * chunks + 20
+        assert choosing <= 40, "for the whole submission, and for what is asked of the buffers"
+
+
 @pytest.mark.parametrize("fleet", ["nvidia:2@a,amd:1@b,cpu:1@c", "nvidia:1@a,cpu:2@b,nvidia:1@a,amd:2@d"])
 def test_slots_that_all_read_and_links_give_the_same_bits(fleet: str) -> None:
     def body(comm: isthmus.Comm) -> tuple[str, bytes]:
