@@ -47,7 +47,7 @@ constexpr SettingRow kSettings[] = {
     {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "128K", 4096, 67108864, "", true,
      "chunk of a pipelined message. Long messages, ranks with a device and islands with a library take a multiple of it "
      "(docs/howto/tune.md has the table). At most 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks is taken, about "
-     "1/192 where a rank has a device or a library"},
+     "1/192 where a rank has a device or a library, and about 1/800 where a rank has a device and ranks share memory"},
     {Setting::Device, "ISTHMUS_DEVICE", K::Text, "host", 0, 0, "", false,
      "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank"},
     {Setting::Disable, "ISTHMUS_DISABLE", K::Integer, "0", 0, 1, "", false,

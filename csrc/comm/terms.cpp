@@ -14,12 +14,18 @@ void Terms::lose(process::Context &context, const std::string &name, Lost path, 
 }
 
 // `staging`: the least of all ranks, so that the chunk is the same on all ranks. Slots of host ranks are some dozens of chunks. Slots that devices
-// copy through, and slots of islands, are up to 170, beside what messages between processes pass through.
-void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t staging) {
-  const bool devices_or_libraries = std::any_of(
-      ranks.begin(), ranks.end(), [](const RankBlob &r) { return r.info.device != "host" || !r.info.ccl.empty(); });
+// copy through, and slots of islands, are up to 170, beside what messages between processes pass through. Where devices share memory, chunks are no
+// longer than the rings at fixed places allow: long ones would cost the rings, and with them two copies of each byte.
+void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t staging, bool share) {
+  constexpr uint64_t kLeastWithRing =
+      16 * 1024;  // with less staging memory than that takes, chunks are worth more than rings
+  const auto any = [&](auto is) { return std::any_of(ranks.begin(), ranks.end(), is); };
+  const bool on_devices = any([](const RankBlob &r) { return r.info.device != "host"; });
+  const bool devices_or_libraries = on_devices || any([](const RankBlob &r) { return !r.info.ccl.empty(); });
   const uint64_t messages = (ranks.size() - 1) * 3 * link::ByteRing::kLeastCapacity / 2;
-  const uint64_t most = devices_or_libraries ? (staging - std::min(messages, staging / 8 * 7)) / 192 : staging / 64;
+  uint64_t most = devices_or_libraries ? (staging - std::min(messages, staging / 8 * 7)) / 192 : staging / 64;
+  const uint64_t with_ring = plan::most_ring_chunk(most_fixed_ring(staging), plan::kDeviceSlots);
+  if (on_devices && share && with_ring >= kLeastWithRing) most = std::min(most, with_ring);
   const uint64_t chunk = std::min(chunk_bytes, std::max<uint64_t>(most / 4096 * 4096, 4096));
   if (chunk < chunk_bytes)
     lose(context, ranks[0].name, kSmallChunks,

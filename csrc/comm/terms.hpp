@@ -13,6 +13,9 @@
 
 namespace isthmus::comm {
 
+// The most bytes of a ring at a fixed place, of the staging memory of a process.
+inline uint64_t most_fixed_ring(uint64_t staging) noexcept { return staging / 16 / 4096 * 4096; }
+
 struct Terms {
   uint64_t eager_bytes = 0, chunk_bytes = 0;
   uint64_t stream_bytes = 32 << 20;  // outputs of that many bytes and more are written past the caches. Of this rank's host
@@ -31,7 +34,8 @@ struct Terms {
   enum Lost : unsigned { kSmallChunks, kNoRing, kNoRecvSlots };
   void lose(process::Context &context, const std::string &name, Lost path, std::string what);
 
-  void choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t staging);
+  // `share`: some ranks share memory.
+  void choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t staging, bool share);
   void choose_leader_bytes(std::span<const RankBlob> ranks, const topology::Topology &topology);
 };
 

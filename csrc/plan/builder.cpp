@@ -19,9 +19,15 @@ Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan 
   stream = (varying || output >= request.stream_bytes) && !request.in_place;
 }
 
+namespace {
+constexpr uint64_t kRounding = 64 * 1024;  // of each region of a slot to lines
+}
 uint64_t most_ring_bytes(uint64_t chunk_bytes, uint32_t slots) noexcept {
-  constexpr uint64_t kRounding = 64 * 1024;  // of each region to lines
   return slots * (kDeviceSlotChunks * kDeviceChunks * chunk_bytes + kRounding);
+}
+uint64_t most_ring_chunk(uint64_t ring_bytes, uint32_t slots) noexcept {
+  const uint64_t slot = ring_bytes / slots;
+  return slot > kRounding ? (slot - kRounding) / (kDeviceSlotChunks * kDeviceChunks) : 0;
 }
 
 void Builder::choose_chunk(uint64_t regions) {

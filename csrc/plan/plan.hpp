@@ -182,6 +182,8 @@ struct Request {  // all of it agreed on all ranks but `rank`
 inline constexpr uint32_t kDeviceSlots = 6;
 inline constexpr uint64_t kRingTurn = 2 << 20;  // bytes of the ring through which operations of host ranks take turns
 uint64_t most_ring_bytes(uint64_t chunk_bytes, uint32_t slots) noexcept;
+// The largest chunk_bytes whose rings have no more bytes than that.
+uint64_t most_ring_chunk(uint64_t ring_bytes, uint32_t slots) noexcept;
 
 struct Plan {
   Request request;

@@ -213,6 +213,16 @@ TEST(Plan, ALibraryGetsAMebibyteAndAMessageHasAsFewChunksAsSlotsAllow) {
       }
 }
 
+TEST(Plan, TheLargestChunkOfARingIsThatOfItsBytes) {
+  for (const uint64_t chunk : {4096, 128 * 1024, 64 << 20}) {
+    const uint64_t ring = most_ring_bytes(chunk, kDeviceSlots);
+    EXPECT_EQ(most_ring_chunk(ring, kDeviceSlots), chunk);
+    EXPECT_LT(most_ring_chunk(ring - 1, kDeviceSlots), chunk);
+  }
+  EXPECT_EQ(most_ring_chunk(most_ring_bytes(0, kDeviceSlots), kDeviceSlots), 0u);
+  EXPECT_EQ(most_ring_chunk(1, kDeviceSlots), 0u);
+}
+
 // So no size of a message and no ISTHMUS_CHUNK_BYTES makes processors copy what devices would read.
 TEST(Plan, RingsAtFixedPlacesHoldTheSlotsOfEveryPlanOfIslands) {
   struct World {

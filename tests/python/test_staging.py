@@ -183,7 +183,8 @@ def heard(body: Callable[[isthmus.Comm], Any]) -> Callable[[], tuple[Any, str]]:
     [
         ({}, 0, ""),
         ({"ISTHMUS_STAGING_BYTES": "4M"}, 2, "chunks of 20480 bytes and not 131072"),
-        ({"ISTHMUS_CHUNK_BYTES": "1M"}, 1, "no ring in the staging memory"),
+        ({"ISTHMUS_CHUNK_BYTES": "1M"}, 1, "chunks of 339968 bytes and not 1048576"),
+        ({"ISTHMUS_CHUNK_BYTES": "64M"}, 1, "chunks of 339968 bytes and not 67108864"),
         ({"ISTHMUS_STAGING_BYTES": "16M", "ISTHMUS_CHUNK_BYTES": "4K"}, 0, ""),
     ],
 )

@@ -97,7 +97,7 @@ Ring take_ring(const Making &m) {
   const uint64_t most = (plan::most_ring_bytes(chunk, plan::kDeviceSlots) + 4095) / 4096 * 4096;
   // The least staging memory of all ranks decides.
   const size_t most_ranks = m.most_sharing();
-  if (most_ranks < 2 || most > staging / 16) return ring;
+  if (most_ranks < 2 || most > most_fixed_ring(staging)) return ring;
   const uint64_t others = m.sharing().size() - 1, share = staging / 32 / (most_ranks - 1);
   uint64_t slots = 0;
   if (const uint64_t quarter = share / 4 / 4096 * 4096; quarter >= kLeastPart) {
@@ -247,7 +247,7 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
   Making m{invitation, offer, agreement, wiring, agreement.map, {}};
   m.terms.eager_bytes = static_cast<uint64_t>(invitation.settings.integer(Setting::EagerBytes));
   m.terms.chunk_bytes = static_cast<uint64_t>(invitation.settings.integer(Setting::ChunkBytes));
-  m.terms.choose_chunk(m.context(), agreement.ranks, wiring.least_staging);
+  m.terms.choose_chunk(m.context(), agreement.ranks, wiring.least_staging, m.most_sharing() > 1);
   Attempts attempt(invitation);
   if (agreement.island) join_library(invitation, offer, agreement, m.terms, wiring, attempt);
   if (!wiring.all_share_memory) share_no_memory(m, attempt);
