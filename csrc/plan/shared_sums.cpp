@@ -252,9 +252,6 @@ void plan_shared_all_reduce(Builder &b) {
   b.move(ext(mine), output(mine), b.ring(b.rank, 0));
   b.post(kStaged);
 
-  b.stage("give", 0);
-  b.wait(b.rank, kStaged);
-  b.post(kCopied);
   b.stage("finish", kTurn);
   each_other(b, [&](int q) { b.wait(q, kCopied, ext(intersect(given_by(b, q), done))); });
   each_reduction(
@@ -266,6 +263,10 @@ void plan_shared_all_reduce(Builder &b) {
   // Behind this gate the device fills the slot of a chunk that comes `ahead` later.
   each_other(b, [&](int q) { b.wait_reuse(q, kConsumed, ahead); });
   b.post(kReady);
+  // Last in its turn: the gate of an earlier chunk is open while the device still stages this one, or its two streams would take turns.
+  b.stage("give", 0);
+  b.wait(b.rank, kStaged);
+  b.post(kCopied);
   if (!b.reuses()) return;
   b.stage("taken", ahead);
   b.post(kConsumed);

@@ -454,6 +454,28 @@ TEST(Proof, WithSixSlotsTheStreamsOfADeviceNeedNotTakeTurns) {
     }
 }
 
+// The same of islands with libraries: the host opens the gate of a chunk before the device has staged the one that it copies in beside the copy out.
+TEST(Proof, WithSixSlotsTheStreamsOfAnIslandsDeviceNeedNotTakeTurns) {
+  for (const auto collective : {Collective::AllReduce, Collective::ReduceScatter}) {
+    const auto t = world_of("NNOO", "", topology::Bridge::Auto);
+    plan::Request request = operation_of(collective, 4096 * 64, 256, plan::kDeviceSlots).request;
+    request.device = true;
+    const auto p = plan::plan_collective(t, 0, request);
+    SCOPED_TRACE(plan::explain(*p, t));
+    bool waited = false;              // in this turn, before the gate
+    int64_t ahead = 0, distance = 0;  // from the chunk whose gate is opened to the last one that has to be staged by then
+    for (const plan::Stage &s : p->device) ahead = std::max<int64_t>(ahead, s.skew);
+    for (const plan::Stage &s : p->host)
+      for (uint32_t i = s.step; i < s.step + s.steps; ++i) {
+        const plan::Step &x = p->steps[i];
+        waited |= x.kind == plan::StepKind::Wait && x.counter == plan::kStaged;
+        if (x.kind == plan::StepKind::Post && x.counter == plan::kReady) distance = int64_t{s.skew} - (waited ? 0 : 1);
+      }
+    ASSERT_GT(ahead, 0);
+    EXPECT_LE(distance, ahead - 2);
+  }
+}
+
 TEST(Proof, AnIslandThatIsAloneNeedsNeitherSlotsNorLinksNorTheHost) {
   const auto t = world_of("AAA");
   for (const auto c : {Collective::AllReduce, Collective::Reduce, Collective::Broadcast, Collective::AllGather,
