@@ -1,6 +1,7 @@
 """Isthmus on a real GPU against the GPU's own copies, ProcessGroupGloo and a relay; writes bench/results/gpu.json.
 
     python bench/gpu.py                              # one NVIDIA or AMD GPU and a PyTorch that uses it; some minutes
+    python bench/gpu.py --check                      # the same, and fails where a target is missed
     python bench/gpu.py --quick                      # fewer sizes
     python bench/gpu.py --rehearse nvidia --quick    # the same on a simulated device: shows that the program runs
 
@@ -14,9 +15,12 @@ relay    the code that people write by hand today: t.cpu(), Gloo on the host, t.
 
 A call's time begins at the barrier before the call, and ends when the last rank's stream has come to the call's end.
 
-The limits are measured in the same run: copies between the device and pinned memory (out, in, and both at once), and the
-rate at which Isthmus reduces (`isthmus tune`). All GPU ranks use one GPU. So a moved byte goes out once, and goes in once
-for each rank that receives it. An all_reduce of G GPU ranks takes G copies out and G copies in.
+The limits are measured in the same run: copies between the device and pinned memory (out, in, and both at once); what all
+threads that reduce for these ranks reduce at once (`isthmus tune`); and what the host's memory moves. All GPU ranks use one
+GPU. So a moved byte goes out once, and goes in once for each rank that receives it. An all_reduce of G GPU ranks takes G
+copies out and G copies in. What only moves is compared with the copies alone.
+
+The device has as many hardware queues as the driver gives every program. --connections N asks for another number.
 
 The last row times matrix products on the GPU, with a broadcast beside them and without.
 """
@@ -32,7 +36,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -40,10 +43,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES = (8, 4 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20, 1 << 30)
+SIZES = (8, 4 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
 QUICK_SIZES = (8, 64 << 10, 1 << 20)
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
-BUCKETS, BUCKET_BYTES = 10, 25 << 20  # of a training step, behind each other, beside one call of all of them
+BUCKETS, BUCKET_BYTES = 10, 25_000_000  # of a training step, behind each other, beside one call of all of them
 TARGETS = {
     "moves": 0.92,
     "all_reduce": 0.88,
@@ -52,9 +55,11 @@ TARGETS = {
     "buckets": 0.9,
     "gloo": 17.0,
     "gemm": 1.03,
+    "small_us": 15.0,  # an all_reduce of 8 bytes
 }
+CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES")  # each driver's word for the number of hardware queues
 LARGE = 1 << 20  # from this size on Isthmus is to beat Gloo by the target
-LIMIT_FROM = 64 << 20  # from this size on the limits' rates are to be reached
+LIMIT_FROM = 16 << 20  # from this size on the limits' rates are to be reached
 GEMM_BYTES = 256 << 20  # the size of the broadcast beside the matrix products
 COPY_BYTES = 256 << 20
 PATIENCE_S = 120.0  # how long a call may take
@@ -409,17 +414,47 @@ def copy_rates(device: Device, nbytes: int, rounds: int) -> dict[str, list[float
     return {name: rates[1:] for name, rates in found.items()}
 
 
-def host_rates() -> tuple[float, float]:
-    """Bytes a second of sums that one thread of Isthmus makes on this host, as `isthmus tune` finds them; and those that
-    copies of all processors read and write.
-    """
+# One of them prints the samples of the rate at which it sums float32, and does so while the others do.
+_REDUCES = """
+import json, sys
+from isthmus import _core
+sys.stdin.readline()
+found = json.loads(_core.measure(float(sys.argv[1])))["entries"]
+print(json.dumps(next(one["samples"] for one in found if one["name"] == "reduce_float32")))
+"""
+
+
+def reducers(ranks: int) -> int:
+    """Threads that reduce for these ranks at once: each rank's own, and those of the pool (ISTHMUS_REDUCE_THREADS)."""
+    asked = int(os.environ.get("ISTHMUS_REDUCE_THREADS", "-1"))
+    helpers = asked if asked >= 0 else 3 if (os.cpu_count() or 1) > 2 * ranks else 0
+    return ranks + helpers
+
+
+def reduction_rate(threads: int, seconds: float = 2.0) -> float:
+    """Bytes a second of sums that so many threads make together, all at the same time."""
+    kept = {name: value for name, value in os.environ.items() if name != "ISTHMUS_DEVICE"}
+    command = [sys.executable, "-c", _REDUCES, f"{seconds:g}"]
+    jobs = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept) for _ in range(threads)
+    ]
+    for job in jobs:
+        assert job.stdin
+        job.stdin.write("\n")
+        job.stdin.flush()
+    total = 0.0
+    for job in jobs:
+        said, _ = job.communicate(timeout=60 + 20 * seconds)
+        if job.returncode:
+            raise SystemExit(f"gpu: a process that measures reductions ended with status {job.returncode}")
+        total += statistics.median(json.loads(said))
+    return total
+
+
+def memory_rate() -> float:
+    """Bytes a second that copies of all processors read and write."""
     import numpy as np
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "profile.json"
-        command = [sys.executable, "-m", "isthmus", "tune", "--output", str(path)]
-        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=600, check=True)
-        entries = json.loads(path.read_text())["entries"]
     pairs = [(np.ones(8 << 20), np.zeros(8 << 20)) for _ in range(min(16, os.cpu_count() or 1))]  # 64 MiB each
     best = float("inf")
     for _ in range(5):
@@ -430,8 +465,7 @@ def host_rates() -> tuple[float, float]:
         for thread in threads:
             thread.join()
         best = min(best, time.perf_counter() - begin)
-    moved = sum(2 * source.nbytes for source, _ in pairs)
-    return float(next(e["median"] for e in entries if e["name"] == "reduce_float32")), moved / best
+    return sum(2 * source.nbytes for source, _ in pairs) / best
 
 
 def beside_products(team: Team, nbytes: int, rounds: int, size: int) -> dict[str, Any]:
@@ -491,12 +525,13 @@ def beside_products(team: Team, nbytes: int, rounds: int, size: int) -> dict[str
 
 
 def least_seconds(
-    row: dict[str, Any], kinds: list[str], copies: dict[str, list[float]], reduce_rate: float, memory: float
+    row: dict[str, Any], kinds: list[str], copies: dict[str, list[float]], pool_rate: float, memory: float
 ) -> float:
-    """What the copies take at least, and for a sum the reduction. One GPU carries the copies of all its ranks.
+    """What the copies take at least, and for a sum also the reduction and the memory. One GPU carries the copies of all its
+    ranks.
 
-    `reduce_rate` is of one thread: each rank has one, and the process some that help (ISTHMUS_REDUCE_THREADS). `memory` is
-    what the host's memory moves: a sum reads two and writes one, a copy between the device and the host reads or writes one.
+    `pool_rate` is of all threads that reduce at once. `memory` is what the host's memory moves: a sum reads two and writes
+    one, a copy between the device and the host reads or writes one.
     """
     median = {name: statistics.median(rates) for name, rates in copies.items()}
     gpus, ranks, n = kinds.count("gpu"), len(kinds), row["bytes"]
@@ -512,9 +547,10 @@ def least_seconds(
         out, back = gpus * n, gpus * n
     way_out = median["both"] if out and back else median["out"]
     way_in = median["both"] if out and back else median["in"]
-    touched = out + back + 3 * sums
-    threads = ranks + (3 if (os.cpu_count() or 1) > 2 * ranks else 0)
-    return float(max(out / way_out, back / way_in, sums / threads / reduce_rate, touched / memory))
+    copied = max(out / way_out, back / way_in)
+    if not sums:
+        return float(copied)
+    return float(max(copied, sums / pool_rate, (out + back + 3 * sums) / memory))
 
 
 def judge(result: dict[str, Any], kinds: list[str]) -> list[dict[str, Any]]:
@@ -533,7 +569,11 @@ def judge(result: dict[str, Any], kinds: list[str]) -> list[dict[str, Any]]:
             least = least_seconds(row, kinds, result["copies"], result["reduction"], result["memory"])
             rates = [least / seconds for seconds in row["seconds"]["isthmus"]]
             target = TARGETS.get(row["collective"], TARGETS["moves"])
-            verdicts.append(verdict(f"{what}: share of the limit of copies, sums and memory", rates, target, True))
+            limit = "copies, sums and memory" if "reduce" in row["collective"] else "copies"
+            verdicts.append(verdict(f"{what}: share of the limit of {limit}", rates, target, True))
+        if row["collective"] == "all_reduce" and row["bytes"] <= 8:
+            micros = [seconds * 1e6 for seconds in row["seconds"]["isthmus"]]
+            verdicts.append(verdict(f"{what}: us of a call", micros, TARGETS["small_us"], False))
     if against_gloo:
         mean = statistics.geometric_mean(against_gloo)
         what = f"gloo over isthmus, all_reduce and broadcast from {LARGE} B, geometric mean"
@@ -573,7 +613,7 @@ def show(result: dict[str, Any]) -> None:
     for name, why in result["absent"].items():
         print(f"{name} did not take part: {why}")
     rates = {name: statistics.median(values) for name, values in result["copies"].items()}
-    rates |= {"a thread's sums": result["reduction"], "host memory": result["memory"]}
+    rates |= {f"sums of {result['reducers']} threads": result["reduction"], "host memory": result["memory"]}
     print("GB/s: " + ", ".join(f"{name} {rate / 1e9:.1f}" for name, rate in rates.items()))
     for v in result["verdicts"]:
         word = {None: "", True: "pass", False: "SHORT"}[v["good"]]
@@ -592,7 +632,7 @@ def rehearse_here(vendor: str) -> None:
         return
     libraries = [str(rehearse.folder().resolve() / vendor), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     print(rehearse.banner(f"{vendor}:1"), file=sys.stderr, flush=True)
-    given = {"REHEARSAL_DEVICES": "1", "REHEARSAL_QUIET": "1", "REHEARSAL_QUEUES": "32", rehearse.FLEET: f"{vendor}:1"}
+    given = {"REHEARSAL_DEVICES": "1", "REHEARSAL_QUIET": "1", "REHEARSAL_QUEUES": "8", rehearse.FLEET: f"{vendor}:1"}
     os.environ.update(given, LD_LIBRARY_PATH=os.pathsep.join(libraries))
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
@@ -617,13 +657,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sizes", type=int, nargs="+", help="in bytes, instead of 8 B to 1 GiB")
     parser.add_argument("--block", type=float, default=0.2, help="seconds of one contender's turn (default %(default)s)")
+    parser.add_argument("--connections", type=int, help="hardware queues of the device (default: the driver's own number)")
+    parser.add_argument("--check", action="store_true", help="exit status 1 where a target is missed")
     parser.add_argument("--out", type=Path, help="the JSON file (default bench/results/gpu.json; none for a rehearsal)")
     args = parser.parse_args()
     kinds = args.ranks.split(",")
     if len(kinds) < 2 or "gpu" not in kinds or set(kinds) - {"gpu", "cpu"}:
         raise SystemExit(f"gpu: --ranks {args.ranks} must be two or more of gpu and cpu, one of them gpu")
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a stream that waits must not hold up another rank's
-    os.environ.setdefault("GPU_MAX_HW_QUEUES", "32")  # AMD's word for the same
+    if args.connections:
+        os.environ.update(dict.fromkeys(CONNECTIONS, str(args.connections)))
     if args.rehearse:
         rehearse_here(args.rehearse)
     device = Device(args.rehearse)
@@ -638,6 +680,7 @@ def main() -> None:
         "machine": {"processors": os.cpu_count(), "system": platform.platform(), "load": os.getloadavg()},
         "versions": {"torch": device.torch.__version__, "isthmus": __import__("isthmus").__version__},
         "ranks": kinds,
+        "connections": {name: os.environ[name] for name in CONNECTIONS if name in os.environ},
         "absent": without(device),
         "rows": [],
     }
@@ -651,13 +694,17 @@ def main() -> None:
     result["products"] = beside_products(team, gemm_bytes, args.rounds, matrix)
     team.close()
     if not device.simulated:
-        result["reduction"], result["memory"] = host_rates()
+        result["reducers"] = reducers(len(kinds))
+        result["reduction"], result["memory"] = reduction_rate(result["reducers"]), memory_rate()
         result["verdicts"] = judge(result, kinds)
     show(result)
     out = args.out or (None if device.simulated else ROOT / "bench" / "results" / "gpu.json")
     if out:
         out.write_text(json.dumps(result, indent=1) + "\n")
         print(f"{'rehearsal: ' if device.simulated else ''}written: {out}")
+    missed = [v["what"] for v in result.get("verdicts", []) if v["good"] is False]
+    if args.check and missed:
+        raise SystemExit("\n".join(f"gpu: missed: {what}" for what in missed))
 
 
 if __name__ == "__main__":

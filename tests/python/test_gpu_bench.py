@@ -1,0 +1,105 @@
+"""What bench/gpu.py makes of its figures: the limits, and which target is missed. It needs no GPU, and measures nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "gpu.py"
+MIB = 1 << 20
+COPIES = {"out": [20e9], "in": [25e9], "both": [16e9]}  # bytes a second
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_bench", PROGRAM)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("collective", "kinds", "pool", "memory", "seconds"),
+    [
+        # Of 16e9 bytes. Both ways at once make 16 GB/s, and one GPU carries both its ranks' bytes.
+        ("all_reduce", "gpu,cpu", 100e9, 1e12, 1.0),
+        ("all_reduce", "gpu,gpu", 100e9, 1e12, 2.0),
+        ("all_reduce", "gpu,cpu", 8e9, 1e12, 2.0),  # the threads that reduce
+        ("all_reduce", "gpu,cpu", 100e9, 40e9, 2.0),  # memory: out, in, and a sum's three
+        ("reduce_scatter", "gpu,cpu", 100e9, 1e12, 1.0),
+        ("broadcast", "gpu,cpu", 1.0, 1.0, 0.8),  # out alone, and nothing is summed
+        ("broadcast", "cpu,gpu", 1.0, 1.0, 0.64),  # in alone
+        ("broadcast", "gpu,gpu", 1.0, 1.0, 1.0),
+        ("all_gather", "gpu,cpu", 1.0, 1.0, 0.5),
+        ("send_recv", "gpu,cpu", 1.0, 1.0, 1.0),
+    ],
+)
+def test_the_limit_is_the_slowest_of_copies_sums_and_memory_and_of_moves_that_of_the_copies(
+    bench: ModuleType, collective: str, kinds: str, pool: float, memory: float, seconds: float
+) -> None:
+    row = {"collective": collective, "bytes": 16e9}
+    assert bench.least_seconds(row, kinds.split(","), COPIES, pool, memory) == pytest.approx(seconds)
+
+
+def result(rows: list[dict[str, Any]], buckets: float = 1.0, product: float = 1.0) -> dict[str, Any]:
+    return {
+        "rows": rows,
+        "copies": COPIES,
+        "reduction": 100e9,
+        "memory": 1e12,
+        "buckets": {"number": 10, "bytes": 25_000_000, "whole": [buckets], "separate": [1.0]},
+        "products": {"bytes": 256 * MIB, "alone": [1.0], "beside": [product]},
+    }
+
+
+def row(collective: str, nbytes: int, seconds: float, gloo: float | None = None) -> dict[str, Any]:
+    times = {"isthmus": [seconds], **({} if gloo is None else {"gloo": [gloo]})}
+    return {"collective": collective, "bytes": nbytes, "seconds": times}
+
+
+@pytest.mark.parametrize(
+    ("figures", "missed"),
+    [
+        (result([row("all_reduce", 8, 15e-6)]), []),
+        (result([row("all_reduce", 8, 16e-6)]), ["all_reduce 8 B: us of a call"]),
+        (result([row("broadcast", 16 * MIB, 16 * MIB / 20e9 / 0.93)]), []),
+        (result([row("broadcast", 16 * MIB, 16 * MIB / 20e9 / 0.91)]), ["broadcast 16777216 B: share of"]),
+        (result([row("send_recv", 16 * MIB, 16 * MIB / 16e9 / 0.91)]), ["send_recv 16777216 B: share of"]),
+        (result([row("broadcast", 15 * MIB, 1.0)]), []),  # smaller ones have no limit of this kind
+        (result([row("all_reduce", 64 * MIB, 64 * MIB / 16e9 / 0.89)]), []),
+        (result([row("all_reduce", 64 * MIB, 64 * MIB / 16e9 / 0.87)]), ["all_reduce 67108864 B: share of the limit of"]),
+        (result([row("all_gather", 64 * MIB, 32 * MIB / 16e9 / 0.81)]), []),
+        (result([row("all_gather", 64 * MIB, 32 * MIB / 16e9 / 0.79)]), ["all_gather 67108864 B: share of the limit of"]),
+        (result([row("reduce_scatter", 64 * MIB, 64 * MIB / 16e9 / 0.79)]), ["reduce_scatter 67108864 B: share of the"]),
+        (result([], buckets=0.91), []),
+        (result([], buckets=0.89), ["10 all_reduces of 25000000 B behind each other"]),
+        (result([], product=1.02), []),
+        (result([], product=1.04), ["matrix product beside a broadcast of 268435456 B"]),
+        (result([row("all_reduce", MIB, 1e-3, 20e-3), row("broadcast", MIB, 1e-3, 15e-3)]), []),  # in the mean 17.3
+        (result([row("all_reduce", MIB, 1e-3, 20e-3), row("broadcast", MIB, 1e-3, 14e-3)]), ["gloo over isthmus"]),
+    ],
+)
+def test_what_misses_its_target_is_short_and_nothing_else_is(
+    bench: ModuleType, figures: dict[str, Any], missed: list[str]
+) -> None:
+    short = [verdict["what"] for verdict in bench.judge(figures, ["gpu", "cpu"]) if verdict["good"] is False]
+    assert len(short) == len(missed) and all(what.startswith(word) for what, word in zip(short, missed, strict=True)), short
+
+
+def test_the_threads_that_reduce_are_the_ranks_own_and_the_pools(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ISTHMUS_REDUCE_THREADS", raising=False)
+    monkeypatch.setattr(bench.os, "cpu_count", lambda: 16)
+    assert bench.reducers(3) == 6
+    monkeypatch.setattr(bench.os, "cpu_count", lambda: 6)
+    assert bench.reducers(3) == 3
+    monkeypatch.setenv("ISTHMUS_REDUCE_THREADS", "5")
+    assert bench.reducers(3) == 8
+
+
+def test_what_several_threads_reduce_at_once_is_measured_while_all_of_them_do(bench: ModuleType) -> None:
+    assert bench.reduction_rate(2, seconds=0.2) > 1e6
