@@ -84,6 +84,26 @@ TEST(RehearsalEngine, TheTwoWaysGoOnSideBySide) {
   });
 }
 
+// What bench/bridge.py takes for the time that a resource is at work.
+TEST(RehearsalEngine, ACopyEngineIsBusyWhileItCopiesAndNotWhileACopyWaitsForItsTurn) {
+  expect_clean(kSlow, [] {
+    const auto busy_ms = [](bool out) {
+      return static_cast<double>(
+                 reinterpret_cast<unsigned long (*)(int)>(::dlsym(library("librehearsal.so"), "rehearsal_busy"))(out)) /
+             1e6;
+    };
+    Streams s;
+    number_of("rehearsal_reset_calls");
+    const double took = time_of(s, [&] { s.out(0), s.out(1); });
+    CHECK(busy_ms(true) >= 209 && busy_ms(true) <= took);  // two copies that take turns, and no more than there was time for
+    IS(busy_ms(false) > 0, false);
+    sleep_ms(30);
+    CHECK(busy_ms(true) <= took);
+    number_of("rehearsal_reset_calls");
+    IS(busy_ms(true) > 0, false);
+  });
+}
+
 TEST(RehearsalEngine, EachWayHasItsRate) {
   expect_clean(with({{"REHEARSAL_COPY_OUT_GBPS", "0.02"}, {"REHEARSAL_COPY_IN_GBPS", "0.005"}}), [] {
     Streams s;

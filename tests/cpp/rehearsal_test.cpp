@@ -171,6 +171,13 @@ TEST(Rehearsal, TwoQueuesDoNot) {
   expect_clean({{"REHEARSAL_QUEUES", "2"}}, [] { two_streams(true); });
 }
 
+// What a program's user says to the real driver holds for the simulated one: so many queues at most.
+TEST(Rehearsal, TheDriversOwnVariableTakesQueuesAway) {
+  expect_clean({{"REHEARSAL_QUEUES", "2"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "1"}}, [] { two_streams(false); });
+  expect_clean({{"REHEARSAL_QUEUES", "2"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "8"}}, [] { two_streams(true); });
+  expect_clean({{"REHEARSAL_QUEUES", "2"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "many"}}, [] { two_streams(true); });
+}
+
 TEST(Rehearsal, AnEventOrdersTwoQueues) {
   expect_clean({{"REHEARSAL_QUEUES", "2"}}, [] {
     use(0);

@@ -6,6 +6,7 @@ functions of the host block as well, and hold the driver's lock meanwhile.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -19,7 +20,8 @@ from devices import DeviceArray, on_host, run_fleet, vendor
 from test_devices import islands_of_libraries
 
 BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1", "HIP_LAUNCH_BLOCKING": "1", "ASCEND_LAUNCH_BLOCKING": "1"}
-CONNECTIONS = {**BLOCKING, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+CONCURRENT_KERNELS = {"cuDeviceGetAttribute": 31, "hipDeviceGetAttribute": 8}  # so with several hardware queues
+CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "GPU_MAX_HW_QUEUES": "1"}
 
 
 @pytest.mark.parametrize(
@@ -43,11 +45,30 @@ def test_torchs_collectives_and_messages_with_blocking_launches() -> None:
     assert min(run_fleet("amd:1,cpu:1", messages, **options)) >= 3 * 5
 
 
-@pytest.mark.parametrize("fleet", ["nvidia:2,cpu:1", "amd:2,nvidia:1", "ascend:2,cpu:1"])
-def test_streams_and_a_thread_that_frees_with_blocking_launches(fleet: str) -> None:
-    """Operations and messages on a stream of the program's, while another thread allocates and frees."""
+def queues() -> int:
+    """1: the simulated device has one hardware queue; 2: several; 0: a device that does not say so, or none."""
+    if on_host() or os.environ["ISTHMUS_DEVICE"].startswith("acl"):
+        return 0
+    found = ctypes.c_int(-1)
+    name = "hipDeviceGetAttribute" if os.environ["ISTHMUS_DEVICE"].startswith("hip") else "cuDeviceGetAttribute"
+    attribute = CONCURRENT_KERNELS[name]
+    vendor().call(name, ctypes.byref(found), attribute, 0)
+    return 1 + found.value
 
-    def body(comm: isthmus.Comm) -> float:
+
+@pytest.mark.product(3)
+@pytest.mark.parametrize("fleet", ["nvidia:2,cpu:1", "amd:2,nvidia:1", "ascend:2,cpu:1"])
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "not blocking"])
+@pytest.mark.parametrize("connections", [True, False], ids=["one connection", "eight queues"])
+def test_streams_and_a_thread_that_frees_whatever_the_launches_and_the_hardware_queues(
+    fleet: str, blocking: bool, connections: bool
+) -> None:
+    """Operations and messages on a stream of the program's, while another thread allocates and frees.
+
+    The device has eight hardware queues, and as with the real drivers a variable of the user's leaves one of them.
+    """
+
+    def body(comm: isthmus.Comm) -> tuple[float, int]:
         x: Any = np.full(200_000, comm.rank + 1.0, np.float32)
         y: Any = np.zeros_like(x)
         stream, stop = None, threading.Event()
@@ -74,9 +95,12 @@ def test_streams_and_a_thread_that_frees_with_blocking_launches(fleet: str) -> N
         stop.set()
         if not on_host():
             thread.join()
-        return float((y if on_host() else y.get())[-1])
+        return float((y if on_host() else y.get())[-1]), queues()
 
-    assert run_fleet(fleet, body, env=CONNECTIONS) == [3.0] * 3
+    env = {**(BLOCKING if blocking else {}), **(CONNECTIONS if connections else {})}
+    results = run_fleet(fleet, body, env=env, switches={"QUEUES": "8"})
+    assert [total for total, _ in results] == [3.0] * 3
+    assert {found for _, found in results} - {0} <= {1 if connections else 2}, "the variable says how many there are"
 
 
 def test_a_rank_that_dies_ends_what_stands_in_a_blocking_launch() -> None:

@@ -117,6 +117,7 @@ bool start() {
   static const bool has_devices = [] {
     options();
     if (settings().devices == 0) return false;
+    limit_queues("GPU_MAX_HW_QUEUES");
     Machine &machine = Machine::get();
     machine.illegal_address.store(kIllegalAddress);
     machine.always_a_device.store(true);

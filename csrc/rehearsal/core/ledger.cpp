@@ -33,6 +33,7 @@ struct Ledger {
   Guarded<std::map<std::string, std::unique_ptr<Counter>>> counters;
   std::atomic<unsigned long> misuses{0};
   std::array<std::atomic<unsigned long>, 2> carried{};  // bytes to devices, and from them
+  std::array<std::atomic<unsigned long>, 2> busy{};     // nanoseconds of their copy engines
   std::array<std::atomic<long>, kLive.size()> live{};
   std::atomic<int> groups{0};
   std::atomic<bool> child{false}, forgiven{false};
@@ -138,7 +139,10 @@ Code misuse(const char *call, Code code, const char *format, ...) {
 
 void born(Live what) noexcept { ledger().live[static_cast<size_t>(what)].fetch_add(1); }
 void died(Live what) noexcept { ledger().live[static_cast<size_t>(what)].fetch_sub(1); }
-void note_carried(bool out, unsigned long bytes) noexcept { ledger().carried[out].fetch_add(bytes); }
+void note_carried(bool out, unsigned long bytes, int64_t busy_ns) noexcept {
+  ledger().carried[out].fetch_add(bytes);
+  ledger().busy[out].fetch_add(static_cast<unsigned long>(busy_ns));
+}
 std::atomic<int> &open_groups() noexcept { return ledger().groups; }
 
 bool &in_host_function() noexcept {
@@ -165,8 +169,10 @@ void rehearsal_reset_calls() {
   const auto counters = ledger().counters.lock();
   for (const auto &[name, c] : *counters) c->calls.store(0);
   for (auto &bytes : ledger().carried) bytes.store(0);
+  for (auto &ns : ledger().busy) ns.store(0);
 }
 unsigned long rehearsal_carried(int out) { return ledger().carried[out != 0].load(); }
+unsigned long rehearsal_busy(int out) { return ledger().busy[out != 0].load(); }
 void rehearsal_forgive() { ledger().forgiven.store(true); }
 unsigned long rehearsal_misuses() { return ledger().misuses.load(); }
 size_t rehearsal_live(const char *what) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 #include "core/settings.hpp"
 
@@ -71,8 +72,8 @@ REHEARSAL_API void died(Live what) noexcept;
 // The number of groups of calls that are open, in all threads.
 REHEARSAL_API std::atomic<int> &open_groups() noexcept;
 
-// Notes that a copy has carried bytes between the host and a device.
-REHEARSAL_API void note_carried(bool out, unsigned long bytes) noexcept;
+// Notes that a copy has carried bytes between the host and a device, and for how long that has kept the copy engine at work.
+REHEARSAL_API void note_carried(bool out, unsigned long bytes, int64_t busy_ns) noexcept;
 
 // True while the calling thread runs a host function of the program for a stream. There no vendor's function may be called.
 REHEARSAL_API bool &in_host_function() noexcept;
@@ -89,6 +90,8 @@ REHEARSAL_API void rehearsal_reset_calls(void);
 // Bytes that copies have carried from devices to the host (`out` is not 0), or from the host to devices, since the last reset. A library's calls carry
 // none.
 REHEARSAL_API unsigned long rehearsal_carried(int out);
+// Nanoseconds for which those copies have kept the devices' copy engines of that direction at work, by the clock.
+REHEARSAL_API unsigned long rehearsal_busy(int out);
 REHEARSAL_API void rehearsal_forgive(void);  // from now on no fault is injected
 REHEARSAL_API unsigned long rehearsal_misuses(void);
 // How many live of: "allocation", "registration", "stream", "event", "communicator".

@@ -35,6 +35,13 @@ int64_t CopyEngine::reserve(int64_t ready_ns, size_t bytes, double gbps) {
   return free_ns_;
 }
 
+int64_t CopyEngine::worked(int64_t begin_ns, int64_t end_ns) {
+  const Lock lock(mutex_);
+  const int64_t more = std::max<int64_t>(end_ns - std::max(begin_ns, seen_ns_), 0);
+  seen_ns_ = std::max(seen_ns_, end_ns);
+  return more;
+}
+
 Queue::Queue(Device &device, int number)
     : device_(device),
       depth_(settings().queue_depth),

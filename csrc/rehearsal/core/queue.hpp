@@ -46,10 +46,14 @@ class CopyEngine {
  public:
   // Takes the engine for a copy that may begin at `ready_ns`. Returns the time at which the copy ends. `gbps`: 10^9 bytes a second.
   int64_t reserve(int64_t ready_ns, size_t bytes, double gbps);
+  // A copy of the engine has begun and ended at these times of the clock. Returns for how long the engine has worked since it was last told, so
+  // that copies that overlap, because sleeps are late, count once.
+  int64_t worked(int64_t begin_ns, int64_t end_ns);
 
  private:
   Mutex mutex_;
   int64_t free_ns_ ISTHMUS_GUARDED_BY(mutex_) = 0;
+  int64_t seen_ns_ ISTHMUS_GUARDED_BY(mutex_) = 0;  // until then worked() has counted
 };
 
 // The first `items` items of a stream.

@@ -81,11 +81,19 @@ Settings read() {
   return s;
 }
 
+Settings &the_settings() {
+  static Settings *const the = new Settings(read());  // never destroyed: threads may ask during an exit
+  return *the;
+}
+
 }  // namespace
 
-const Settings &settings() {
-  static const Settings *const the_settings = new Settings(read());  // never destroyed: threads may ask during an exit
-  return *the_settings;
+const Settings &settings() { return the_settings(); }
+
+void limit_queues(const char *name) {
+  const char *text = std::getenv(name);
+  const long most = text ? std::strtol(text, nullptr, 10) : 0;
+  if (most > 0 && most < the_settings().queues) the_settings().queues = static_cast<int>(most);
 }
 
 bool switched_on(const char *name) {

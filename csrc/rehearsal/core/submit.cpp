@@ -63,9 +63,11 @@ void carry(Device &d, Queue &q, Way way, size_t bytes, Meanwhile meanwhile) {
   const Settings &s = settings();
   const double rate = way == Way::Out ? s.copy_out_gbps : way == Way::In ? s.copy_in_gbps : s.copy_gbps;
   const int64_t end = rate > 0 ? d.engine(way).reserve(q.ready_ns(), bytes, rate) : 0;
+  // By the queue's clock, behind what stands before it in the engine.
+  const int64_t begin = rate > 0 ? end - static_cast<int64_t>(static_cast<double>(bytes) / rate) : now_ns();
   meanwhile();
-  if (way != Way::Inside) note_carried(way == Way::Out, bytes);
   if (rate > 0) q.end_at(end);
+  if (way != Way::Inside) note_carried(way == Way::Out, bytes, d.engine(way).worked(begin, now_ns()));
 }
 
 template <class T>

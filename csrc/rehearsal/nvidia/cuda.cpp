@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <mutex>
 #include <string>
 
 #include "nvidia/cuda_abi.hpp"
@@ -82,6 +83,8 @@ EXPORT Result cuInit(unsigned flags) {
   CUDA_CALL_EARLY("cuInit", false);
   if (flags != 0) return number(misuse(entry.name(), Code::Invalid, "flags %u", flags));
   if (settings().devices == 0) return kNoDevice;
+  static std::once_flag once;  // a second cuInit finds the devices there
+  std::call_once(once, [] { limit_queues("CUDA_DEVICE_MAX_CONNECTIONS"); });
   Machine::get().illegal_address.store(kIllegalAddress);
   if (switched_on("CUDA_LAUNCH_BLOCKING")) Machine::get().blocking.store(true);
   announce_simulation("NVIDIA driver");
