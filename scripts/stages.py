@@ -182,7 +182,7 @@ def unit_build(stage: Stage) -> None:
     if stage.asked.everything:
         stage.compile(RELEASE)
     else:
-        stage.compile(RELEASE, "tests_prove_values", "isthmus_prover", "interpose_bench", "reduce_work")
+        stage.compile(RELEASE, "tests_prove_values", "isthmus_prover", "interpose_bench", "reduce_work", "test_device")
 
 
 def unit(stage: Stage) -> None:

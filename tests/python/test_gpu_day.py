@@ -1,0 +1,162 @@
+"""scripts/gpu_day.py: what is packed for a machine with a GPU is all that its parts need, and every step of them runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from patience import patient
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "scripts" / "gpu_day.py"
+BUILD = ROOT / "build" / "release"
+
+
+@pytest.fixture(scope="module")
+def day() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_day", PROGRAM)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def called(program: Path, *words: str | Path, cwd: Path = ROOT, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, program, *words],
+        cwd=cwd,
+        env={name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=patient(timeout),
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the package of this Python and the programs that are built here."""
+    if not (BUILD / "tests" / "cpp" / "test_device").is_file():
+        why = "no interface test is built: cmake --build build/release --target test_device"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+    made = tmp_path_factory.mktemp("gpu-day") / "kit"
+    packed = called(PROGRAM, "pack", "--here", BUILD, "--kit", made)
+    assert packed.returncode == 0, packed.stdout + packed.stderr
+    assert "in all, of 60" in packed.stdout
+    return made
+
+
+def table_of(said: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in said.stdout.splitlines() if line.startswith("rehearsal: ") and "logs: " not in line]
+
+
+def test_a_kit_has_all_that_its_steps_need_wherever_it_lies(kit: Path, tmp_path: Path) -> None:
+    """Run out of its own folder, far from any checkout: the package, the tests and the programs are those of the kit."""
+    out = tmp_path / "out"
+    steps = ("--steps", "doctor", "runtime", "trace")
+    said = called(kit / "gpu_day.py", "run", "check", "trace", "--rehearse", *steps, "--out", out, cwd=tmp_path)
+    assert said.returncode == 0, said.stdout + said.stderr
+    lines = table_of(said)
+    assert [line.split()[1:3] for line in lines] == [["check", "doctor"], ["check", "runtime"], ["trace", "trace"]], lines
+    assert all(line.endswith(" ok") for line in lines), lines
+    assert (out / "table.txt").read_text().splitlines() == lines
+    trace = json.loads((out / "trace_cuda.json").read_text())
+    assert trace["simulated"] and len(trace["cases"]) >= 15
+    assert json.loads((out / "trace.json").read_text())[0][:2] == ["trace", "ok"]
+
+
+@pytest.mark.everything
+def test_every_step_of_every_part_runs_on_a_simulated_device(kit: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = called(kit / "gpu_day.py", "run", "--rehearse", "--out", out, cwd=tmp_path, timeout=5 * 540)
+    assert said.returncode == 0, said.stdout[-8000:] + said.stderr
+    lines = table_of(said)
+    assert {line.split()[1] for line in lines} == {"check", "trace", "torch", "bench", "train"}, lines
+    assert all(line.endswith(" ok") for line in lines), lines
+    for name in ("quick.json", "gpu.json", "gpu_one.json", "ddp.json"):
+        assert json.loads((out / name).read_text())["simulated"] is True, name
+    matrix = (out / "check-matrix.txt").read_text()
+    assert "passed" in matrix and "failed" not in matrix, matrix[-2000:]
+
+
+def test_a_step_that_fails_is_in_the_table_with_its_log_and_the_exit_status(kit: Path, tmp_path: Path) -> None:
+    (kit / "test_device").rename(kit / "test_device.away")
+    (kit / "test_device").write_text("#!/bin/sh\necho no driver here\nexit 3\n")
+    try:
+        words = ("run", "check", "--rehearse", "--steps", "runtime", "--out", tmp_path)
+        said = called(kit / "gpu_day.py", *words, cwd=tmp_path)
+    finally:
+        (kit / "test_device.away").replace(kit / "test_device")
+    assert said.returncode == 1
+    assert "no driver here" in said.stdout and table_of(said)[0].endswith("failed, exit status 3"), said.stdout
+
+
+def test_a_part_without_time_says_what_it_leaves_out(kit: Path, tmp_path: Path) -> None:
+    words = ("run", "check", "--rehearse", "--steps", "doctor", "runtime", "--seconds", "5", "--out", tmp_path)
+    said = called(kit / "gpu_day.py", *words, cwd=tmp_path)
+    assert said.returncode == 1
+    assert [line.split("s  ")[1] for line in table_of(said)] == ["left out: no time"] * 2, said.stdout
+
+
+def test_an_unknown_part_is_refused_by_its_name() -> None:
+    said = called(PROGRAM, "run", "cheque", "--rehearse")
+    assert said.returncode == 2 and "no such part: cheque" in said.stderr
+
+
+@pytest.mark.parametrize("rehearse", [False, True])
+def test_no_part_has_steps_of_more_than_nine_minutes(day: ModuleType, rehearse: bool, tmp_path: Path) -> None:
+    for part, steps in day.parts(tmp_path, rehearse, tmp_path).items():
+        assert sum(step.seconds for step in steps) <= day.PART_SECONDS == 540, part
+        assert len({step.name for step in steps}) == len(steps), part
+
+
+def test_a_step_that_outlives_its_limit_ends_with_all_that_it_has_started(day: ModuleType, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    step = day.Step("slow", 1.0, ("sh", "-c", f"sleep 1000 & echo $! > {pid}; wait"))
+    said, took = day.run_step(step, tmp_path, tmp_path / "log", 1.0, dict(os.environ))
+    assert said == "over its 1 s" and took < patient(60)
+    left = Path(f"/proc/{int(pid.read_text())}/stat")
+    assert not left.exists() or left.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_a_kit_of_more_than_60_mib_is_refused(day: ModuleType, tmp_path: Path) -> None:
+    day.check_size(60 << 20, tmp_path)
+    with pytest.raises(SystemExit, match="61.0 MiB; the kit is to have at most 60"):
+        day.check_size(61 << 20, tmp_path)
+
+
+def test_what_is_packed_of_wheels_is_pinned(day: ModuleType) -> None:
+    pins = day.pinned(day.LACKED)
+    assert [pin.split("==")[0] for pin in pins] == ["ml_dtypes", "pytest", "pytest-timeout", "cloudpickle"], pins
+    assert all("==" in pin for pin in pins)
+
+
+def container(*entries: tuple[int, int, bytes]) -> bytes:
+    """A container of device code: kind, architecture, code."""
+    inside = b""
+    for kind, architecture, code in entries:
+        header = struct.pack("<HHIQ", kind, 0, 64, len(code)) + struct.pack("<IIIIII", 0, 0, 0, architecture, 0, 0)
+        inside += header.ljust(64, b"\0") + code
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(inside)) + inside
+
+
+def test_a_library_keeps_its_length_and_the_code_of_one_architecture_alone(day: ModuleType) -> None:
+    code: list[Any] = [(2, 80, b"\x80" * 40), (2, 90, b"\x90" * 24), (1, 90, b"ptx " * 4)]
+    library = b"elf" + container(*code) + b"data" + container((2, 90, b"\x91" * 8)) + b"end"
+    kept = day.one_architecture(library, 90)
+    assert len(kept) == len(library) and kept.startswith(b"elf") and kept.endswith(b"end")
+    assert b"\x90" * 24 in kept and b"\x91" * 8 in kept and b"data" in kept
+    assert b"\x80" not in kept[80:] and b"ptx" not in kept
+    with pytest.raises(SystemExit, match="no machine code for architecture 70"):
+        day.one_architecture(library, 70)

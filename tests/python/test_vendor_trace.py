@@ -1,0 +1,96 @@
+"""What a driver answers to the interface test is recorded, and its simulation is held against the recording.
+
+scripts/vendor_trace.py makes such recordings; scripts/gpu_day.py has it done on a machine with a GPU. Those of real drivers
+lie in bench/results.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT = ROOT / "build" / "release" / "tests" / "cpp"
+RECORDED = sorted((ROOT / "bench" / "results").glob("trace_*.json"))
+
+
+@pytest.fixture(scope="module")
+def trace() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("vendor_trace", ROOT / "scripts" / "vendor_trace.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def recorded(trace: ModuleType, runtime: str, monkeypatch: pytest.MonkeyPatch, **switches: str) -> dict[str, Any]:
+    if not (BUILT / "test_device").is_file():
+        why = "no interface test is built: cmake --build build/release --target test_device"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+    for name, value in switches.items():
+        monkeypatch.setenv(f"REHEARSAL_{name}", value)
+    found: dict[str, Any] = trace.record(BUILT / "test_device", BUILT / "libvendor_trace.so", runtime)
+    for name in switches:
+        monkeypatch.delenv(f"REHEARSAL_{name}")
+    return found
+
+
+@pytest.mark.parametrize("runtime", ["cuda", "hip", "acl"])
+def test_a_recording_has_every_case_and_differs_from_no_other_whatever_the_delays(
+    trace: ModuleType, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = recorded(trace, runtime, monkeypatch)
+    second = recorded(trace, runtime, monkeypatch, SEED="77", JITTER_US="400")
+    assert len(first["cases"]) >= 15 and first["simulated"]
+    assert all(case["status"] == 0 for case in first["cases"].values()), first
+    calls = {call[0] for case in first["cases"].values() for thread in case["threads"] for call in thread}
+    prefix = {"cuda": "cu", "hip": "hip", "acl": "aclrt"}[runtime]
+    assert len([call for call in calls if call.startswith(prefix)]) > 15, calls
+    assert trace.differences(json.loads(json.dumps(first)), second) == []
+
+
+def test_a_driver_that_answers_otherwise_is_told_by_case_call_and_codes(
+    trace: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = recorded(trace, "cuda", monkeypatch)
+    failing = recorded(trace, "cuda", monkeypatch, FAIL="cuEventCreate:1:2")
+    lines = trace.differences(first, failing)
+    codes = [line for line in lines if "cuEventCreate(2): [0], and [2]" in line]
+    assert any("AnEventOrdersOneStreamBehindAnother" in line for line in codes), lines
+    assert any("ended with 0, and with 1" in line for line in lines), lines
+
+
+def test_a_call_that_one_side_alone_makes_and_a_case_that_one_side_lacks_are_told(trace: ModuleType) -> None:
+    def recording(*calls: list[Any]) -> dict[str, Any]:
+        return {"runtime": "cuda", "cases": {"Case/cuda": {"status": 0, "threads": [list(calls)]}}}
+
+    first = recording(["cuInit(0)", 0, None, 1], ["cuStreamQuery()", 600, None, 7], ["cuStreamQuery()", 0, None, 1])
+    assert trace.differences(first, copy.deepcopy(first)) == []
+    # How often it was not ready, and whether it was asked too early at all, is the clock's.
+    early = recording(["cuInit(0)", 0, None, 1], ["cuStreamQuery()", 600, None, 2])
+    assert trace.differences(first, early) == []
+    lost = recording(["cuInit(0)", 0, None, 1], ["cuStreamQuery()", 999, None, 1])
+    assert trace.differences(first, lost) == ["Case/cuda: cuStreamQuery(): [0], and [999]"]
+    fewer = recording(["cuInit(0)", 0, None, 1])
+    assert trace.differences(first, fewer) == ["Case/cuda: cuStreamQuery(): made by the first alone"]
+    more = {"runtime": "cuda", "cases": {**first["cases"], "Other/cuda": first["cases"]["Case/cuda"]}}
+    assert trace.differences(first, more) == ["Other/cuda: only the second has it"]
+    assert trace.differences(first, {"runtime": "hip", "cases": {}}) == ["one is of cuda, the other of hip"]
+
+
+def test_the_simulated_driver_answers_as_the_real_one_did(trace: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not RECORDED:
+        pytest.skip("no recording of a real driver yet: `scripts/gpu_day.py run trace` makes one where there is a GPU")
+    for file in RECORDED:
+        real = json.loads(file.read_text())
+        assert not real["simulated"], file
+        assert trace.differences(real, recorded(trace, real["runtime"], monkeypatch)) == [], file
