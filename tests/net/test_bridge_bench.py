@@ -43,16 +43,17 @@ def timed(ranks: float, others: float = 0.0) -> dict[str, Any]:
 def row(**more: Any) -> dict[str, Any]:
     return {
         "bridges": "8:4:1",
+        "collective": "all_reduce",
         "fleet": "nvidia:1,amd:1,ascend:1",
         "bytes": 1 << 20,
-        "least_seconds": 1.9,
-        "least_seconds_at_goodput": 1.92,
+        "least_seconds": 1.92,
+        "least_seconds_at_goodput": 1.94,
         "goodput": {"part_of_interface": [0.99]},
         "isthmus": timed(0.3),
         "isthmus_with_equal_shares": timed(0.2),
         "predicted": {"seconds": 1.95},
-        "ratio": 2.0 / 1.9,
-        "predicted_ratio": 1.95 / 1.9,
+        "ratio": 2.0 / 1.92,
+        "predicted_ratio": 1.95 / 1.92,
         "gloo": {"absent": "left out"},
         "ring_least_seconds": 2.5,
         "right": True,
@@ -86,12 +87,65 @@ def test_a_row_whose_ranks_had_more_than_half_of_the_processors_is_void(
 ) -> None:
     bridge.show(row())
     well = said(capsys)
-    assert any(line.endswith("target 1.15: reached") for line in well) and not any("VOID" in line for line in well)
+    assert any(line.endswith("target 1.05: reached") for line in well) and not any("VOID" in line for line in well)
     bridge.show(row(isthmus=timed(0.51), void=True))
     spoilt = said(capsys)
-    assert any(line.endswith("target 1.15: VOID") for line in spoilt), spoilt
+    assert any(line.endswith("target 1.05: VOID") for line in spoilt), spoilt
     assert any("isthmus, median" in line and line.endswith("VOID") for line in spoilt), spoilt
-    assert not bridge.reached(row(void=True, isthmus=timed(0.51))) and bridge.reached(row())
+
+
+def overlap(part: float, void: bool = False) -> dict[str, Any]:
+    return {"overlap": part, "void": void}
+
+
+@pytest.mark.parametrize(
+    ("rows", "of_overlap", "of_latency", "said"),
+    [
+        ([{}], {"part": 0.91}, (1080, 1090, 0.4), []),
+        ([{"ratio": 1.051}], {"part": 0.91}, (1080, 1090, 0.4), ["all_reduce over 8:4:1, clock: 1.051 of T*, limit 1.05"]),
+        ([{}, {"predicted_ratio": 1.04, "collective": "scatter"}], {"part": 0.91}, (1080, 1090, 0.4), ["scatter over"]),
+        ([{"predicted_ratio": None}], {"part": 0.91}, (1080, 1090, 0.4), ["predicted: - of T*, limit 1.03: unknown"]),
+        ([{"void": True}], {"part": 0.91}, (1080, 1090, 0.4), ["clock: 1.042 of T*, limit 1.05: VOID"]),
+        ([{}], {"part": 0.89}, (1080, 1090, 0.4), ["overlap: 0.890, limit 0.9"]),
+        ([{}], {"part": 0.91, "void": True}, (1080, 1090, 0.4), ["overlap: 0.910, limit 0.9: VOID"]),
+        ([{}], {"part": 0.91}, (1100, 1090, 0.4), ["8 bytes: p50 1100 us, limit 1090 us"]),
+        ([{}], {"part": 0.91}, (1080, 1090, 0.6), ["8 bytes: p50 1080 us, limit 1090 us: VOID"]),
+    ],
+)
+def test_a_check_names_each_limit_that_is_not_kept_and_each_figure_that_nobody_knows(
+    bridge: ModuleType, rows: list[Any], of_overlap: Any, of_latency: tuple[float, ...], said: list[str]
+) -> None:
+    found = bridge.missed([row(**more) for more in rows], overlap(**of_overlap), latency(*of_latency))
+    assert len(found) == len(said) and all(words in line for words, line in zip(said, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "rates", "seconds"),
+    [
+        ("all_reduce", (1, 1, 1), (8, 4, 1), 12 / 1),  # the slowest gives all and gets all
+        ("all_reduce", (1, 1, 1), (1.5, 1, 1), 2 * 2 * 12 / 3.5),  # four times the message in all
+        ("all_gather", (1, 1, 1), (8, 4, 1), 8 / 1),  # the slowest gets the others' two blocks
+        ("reduce_scatter", (1, 1, 1), (8, 4, 1), 8 / 1),  # and gives two
+        ("all_gather", (10, 1, 1), (1, 8, 8), 10 / 1),  # the first gives ten blocks of twelve
+        ("all_gather", (2, 2), (1, 1), 6 / 1),
+        ("all_gather", (1, 1, 1, 1), (1, 1, 1, 0.9), 9 / 0.9),
+        ("all_to_all", (1, 1, 1), (8, 4, 1), 8 / 1),
+        ("all_to_all", (2, 2), (1, 1), 12 / 1),  # two ranks give half of theirs
+        ("all_to_all", (3, 1), (4, 1), 9 / 1),  # the one gives three quarters
+    ],
+)
+def test_the_least_time_is_that_of_the_bridge_that_carries_most_for_its_rate(
+    bridge: ModuleType, collective: str, ranks: tuple[int, ...], rates: tuple[float, ...], seconds: float
+) -> None:
+    """Of 12 bytes."""
+    assert bridge.least_time(collective, 12, ranks, rates) == pytest.approx(seconds)
+
+
+def test_the_overlap_is_of_the_times_that_the_resources_were_at_work(bridge: ModuleType) -> None:
+    busy = {"copies out": 1.0, "copies in": 1.0, "interface out": 1.2, "interface in": 0.8}
+    assert bridge.overlap_of(busy, 1.2) == pytest.approx(1), "the busiest was never idle"
+    assert bridge.overlap_of(busy, 4.0) == pytest.approx(0), "one after the other"
+    assert bridge.overlap_of(busy, 2.6) == pytest.approx(0.5)
 
 
 def test_each_figure_has_the_machines_share_and_a_warning_where_others_had_more_than_a_tenth(
@@ -182,15 +236,23 @@ def test_the_benchmark_runs_and_its_rows_are_whole_right_and_marked_as_a_rehears
     result = json.loads(out.read_text())
     assert result["simulated"] and result["rehearsal"].startswith("rehearsal")
     assert all(math.isfinite(number) for number in figures(result))
-    (fleet,), overlap, small = result["rows"], result["overlap"], result["latency"]
-    for each in (fleet, overlap, small):
+    rows, overlap, small = result["rows"], result["overlap"], result["latency"]
+    assert [one["collective"] for one in rows] == ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+    for each in (*rows, overlap, small):
         assert each["rehearsal"] == result["rehearsal"] and each["right"] is True
-    for each in (fleet["isthmus"], fleet["isthmus_with_equal_shares"], overlap["isthmus"], *small["processors"].values()):
+    timed = [one["isthmus"] for one in (*rows, overlap)]
+    for each in (*timed, rows[0]["isthmus_with_equal_shares"], *small["processors"].values()):
         assert each["cpu_share"] > 0 and each["machine_busy_share"] >= 0 and "others_share" in each
-    for each in (fleet["isthmus"], overlap["isthmus"]):
-        assert each["min"] > 0 and "1.0 MiB of float32, max" in each["explain"], each["explain"]
-        assert each["last"]["bytes"] == 1 << 20 and each["last"]["seconds"] > 0, "what is explained is what ran"
-    # Any message takes as long as the bound, and more for the way of one chunk.
-    assert fleet["predicted_ratio"] > 1 and len(fleet["predicted"]["by_rank"]) == 3
+    for each in timed:
+        assert each["min"] > 0 and each["last"]["seconds"] > 0, "what is explained is what ran"
+        assert each["explain"].splitlines()[0].count("MiB") or each["explain"].splitlines()[0].count("KiB"), each["explain"]
+    for one in rows:
+        # Any message takes as long as the bound, and more for the way of one chunk.
+        assert one["predicted_ratio"] > 1 and len(one["predicted"]["by_rank"]) == 3
+        assert min(one["isthmus"]["interface_bytes"].values()) > 0.9 * (1 << 20) / 3, "a block crosses each way at least"
+    # Both copies are of all bytes, at 50 MB/s: the engines cannot have been at work for less.
+    busy = overlap["busy_seconds_of_a_rank"]
+    assert min(busy["copies out"], busy["copies in"]) >= 0.99 * (1 << 20) / 50e6, busy
+    assert min(busy["interface out"], busy["interface in"]) > 0.5 * (1 << 20) / 50e6, busy
     assert min(*small["p50_seconds"]["with"], *small["p50_seconds"]["without"], *small["hand_offs"]["p50_seconds"]) > 0
     assert small["most_seconds"] > 2 * small["gate_us"] * 1e-6
