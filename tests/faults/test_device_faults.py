@@ -189,6 +189,50 @@ def test_a_device_that_fails_at_its_work_is_told_of_long_before_the_deadline(fle
         assert not any(left.values()), left
 
 
+def beside_a_communicator_that_lives_on(pieces: bool) -> tuple[str, int, int]:
+    """What went wrong, and then the bytes of staging memory in use, and the rings that nobody gets any more."""
+    keeper = isthmus.init(name="keeper")  # so that the memory outlives the one that fails
+    comm = isthmus.init()
+    said, _, _ = pieces_until_it_fails(comm, None) if pieces else until_it_fails(comm)
+    until(lambda: not isthmus.context_stats()["leaving"], "all ranks have left what failed")
+    stats = isthmus.context_stats()
+    assert stats["communicators"] == 1, stats
+    keeper.abort("seen")  # its device may have failed
+    keeper.destroy()
+    return said, stats["staging_used"], stats["rings_lost"]
+
+
+@pytest.mark.product(6)
+@pytest.mark.parametrize(
+    ("fleet", "switch", "fault", "pieces"),
+    [
+        ("nvidia:2,cpu:1", "FAIL", "cuMemcpyAsync:23:700", False),
+        ("nvidia:2,cpu:1", "FAIL_LATE", "cuMemcpyAsync:9:700", False),
+        ("nvidia:2,cpu:1", "FAIL", "ncclBroadcast:3:1", False),
+        ("amd:1,nvidia:1", "FAIL_LATE", "cuMemcpyAsync:23:700", False),
+        ("amd:2,cpu:1", "FAIL", "hipStreamWaitValue64:9:999", False),
+        ("ascend:2,cpu:1", "FAIL", "HcclReduceScatter:2:4", False),
+        ("ascend:1,cpu:1", "FAIL_LATE", "aclrtMemcpyAsync:9:507015", False),
+        ("nvidia:2", "FAIL", "cuMemcpyAsync:40:700", True),
+        ("nvidia:2", "FAIL_LATE", "cuMemcpyAsync:40:700", True),
+    ],
+)
+@pytest.mark.parametrize("bridge", ["shm", "tcp"])
+def test_after_a_failure_as_much_staging_memory_is_free_as_without_one(
+    fleet: str, switch: str, fault: str, pieces: bool, bridge: str
+) -> None:
+    def run(switches: dict[str, str]) -> list[Any]:
+        return run_fleet(
+            fleet, beside_a_communicator_that_lives_on, pieces, init=False, bridge=bridge, switches=switches, timeout=240
+        )
+
+    well, failed = run({}), run({switch: fault})
+    assert {said for said, _, _ in well} == {"nothing failed"}
+    assert all("on rank " in said for said, _, _ in failed), failed
+    for (_, used, _), (said, still, lost) in zip(well, failed, strict=True):
+        assert (still, lost) == (used, 0), said
+
+
 @pytest.mark.parametrize("fault", ["ncclReduceScatter:2", "ncclAllReduce:1", "ncclBroadcast:4"])
 def test_a_library_that_hangs_is_a_timeout_and_can_be_left(fault: str) -> None:
     results = run_fleet(

@@ -587,6 +587,40 @@ def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[
         assert not wrong
 
 
+@pytest.mark.parametrize("fleet", ["nvidia:1,amd:1", "amd:1,cpu:1"])
+def test_a_group_whose_other_side_is_late_fills_the_slots_and_leaves_the_rest_to_links(fleet: str, tmp_path: Path) -> None:
+    """With the patience that a group has by default: it ends while the other side has not come, and nothing is lost.
+
+    Twelve parts of 1 MiB, for which there are eight slots.
+    """
+    count = 3 << 20
+
+    def body(comm: isthmus.Comm, ended: Path) -> tuple[bool, float]:
+        whole = np.arange(count, dtype=np.float32)
+        if comm.rank == 1:
+            until(ended.exists, "the end of the other's group")
+            y: Any = np.zeros(count, np.float32)
+            y, stream = (y, None) if on_host() else (DeviceArray.of(y), vendor().stream())
+            with isthmus.group():
+                comm.recv(y, 0, stream=stream)
+            if stream is not None:
+                vendor().synchronize(stream)
+            comm.barrier()
+            return bool(((y if on_host() else y.get()) == whole).all()), 0
+        x, stream = DeviceArray.of(whole), vendor().stream()
+        with isthmus.group(async_op=True) as sending:
+            comm.send(x, 1, stream=stream)
+        ended.touch()
+        sending.work.wait()
+        vendor().synchronize(stream)
+        comm.barrier()
+        return True, sum(link.get("bytes_sent", 0) for link in comm.topology()["links"]) / (1 << 20)
+
+    (_, sent), (right, _) = run_fleet(fleet, body, tmp_path / "ended")
+    assert right
+    assert 4 <= sent < 4.5, f"{sent} MiB went by the link"
+
+
 @pytest.mark.parametrize(
     "switches",
     [
