@@ -84,6 +84,10 @@ OVERLAPPED = Fleet("nvidia:1,amd:1", {"nvidia": 1, "amd": 1}, ("all_reduce",))
 GATE_US = 500
 SMALL_CALLS, SMALL_TURNS = 200, 5
 MOST_OTHERS = 0.1  # the part of all processors that other processes may use
+NOT_HERE = (
+    "not among these fleets: islands of unlike numbers of ranks. There all_gather and reduce_scatter do not reach T*,",
+    "but take up to 3 T*, by the cost model (test_plan_bridge); all_reduce and all_to_all keep their limits",
+)
 PATIENCE_S = 170.0  # how long a fleet may take
 WHAT = "rehearsal: simulated devices; the network between islands is the kernel's TCP through shaped interfaces"
 
@@ -373,6 +377,8 @@ def main() -> int:
     from isthmus import Error, __version__
 
     print(f"rehearsal  {WHAT}; no figure below is a measurement of a device or a network card")
+    for line in NOT_HERE:
+        print(f"rehearsal  {line}")
     if args.quick:
         print("rehearsal  quick: it shows that this runs; no target counts, but every result must be right")
     load = os.getloadavg()[0]

@@ -13,6 +13,8 @@ endif()
 isthmus_test(test_cursor SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/cursor_test.cpp FLOORS plan PROVES values)
 isthmus_test(test_plan SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_test.cpp FLOORS plan LIBRARIES isthmus_prover_core
              PROVES values)
+isthmus_test(test_plan_bridge SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_bridge_test.cpp FLOORS plan LIBRARIES isthmus_prover_core
+             PROVES values)
 isthmus_test(test_collective SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/collective_test.cpp FLOORS plan LIBRARIES isthmus_prover_core
              PROVES values)
 isthmus_test(test_plan_proof SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_proof_test.cpp FLOORS plan
