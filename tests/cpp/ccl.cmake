@@ -13,7 +13,7 @@ isthmus_run(test_device_rank_fleets PROGRAM test_device_rank ARGUMENTS --gtest_f
             TIMEOUT 1800 COST 250)
 # Every collective, dtype and op on fleets of every vendor.
 isthmus_test(test_fleet_matrix SOURCES ${here}/fleet_matrix_test.cpp FLOORS api LIBRARIES test_matrix_data ${CMAKE_DL_LIBS}
-             THREADS PROVES memory PRODUCT 2 SPLIT 2 TIMEOUT 1800 COST 200)
+             THREADS PROVES memory PRODUCT 3 SPLIT 2 TIMEOUT 1800 COST 200)
 # Who makes which call of a device's runtime.
 isthmus_test(test_submission SOURCES ${here}/submission_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS} PROVES threads)
 # Islands of a library whose ranks stand on two hosts.

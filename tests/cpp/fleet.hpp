@@ -76,6 +76,26 @@ struct FleetOptions {
   std::function<void(const FleetRank &, isthmus_options &)> rendezvous;  // of the test's own, in place of the id
 };
 
+// Makes r.comm.
+inline isthmus_result init_rank(FleetRank &r, const isthmus_unique_id *id, const FleetOptions &options,
+                                const char *name = nullptr) {
+  const std::string settings =
+      "DEVICE=" + (r.vendor ? std::string(r.vendor->device) + ":" + std::to_string(r.device) : std::string("host")) + ";" +
+      options.settings;
+  isthmus_options o{};
+  o.size = sizeof o;
+  o.rank = r.rank;
+  o.world_size = r.size;
+  o.id = id;
+  o.name = name;
+  o.island = r.island.c_str();
+  o.bridge = options.bridge;
+  o.timeout = options.timeout;
+  o.settings = settings.c_str();
+  if (options.rendezvous) options.rendezvous(r, o);
+  return isthmus_init(&o, &r.comm);
+}
+
 // One process of a fleet: its ranks are threads.
 inline void fly_here(const std::string &fleet, int process, const isthmus_unique_id &id, const FleetOptions &options,
                      const std::function<void(FleetRank &)> &body) {
@@ -89,20 +109,7 @@ inline void fly_here(const std::string &fleet, int process, const isthmus_unique
   for (FleetRank &r : mine)
     threads.emplace_back([&] {
       if (r.driver) r.driver->here(r.device);
-      const std::string settings =
-          "DEVICE=" + (r.vendor ? std::string(r.vendor->device) + ":" + std::to_string(r.device) : std::string("host")) +
-          ";" + options.settings;
-      isthmus_options o{};
-      o.size = sizeof o;
-      o.rank = r.rank;
-      o.world_size = r.size;
-      o.id = &id;
-      o.island = r.island.c_str();
-      o.bridge = options.bridge;
-      o.timeout = options.timeout;
-      o.settings = settings.c_str();
-      if (options.rendezvous) options.rendezvous(r, o);
-      if (isthmus_init(&o, &r.comm) != ISTHMUS_OK) {
+      if (init_rank(r, &id, options) != ISTHMUS_OK) {
         ADD_FAILURE() << "init of rank " << r.rank << ": " << isthmus_last_error();
         return;
       }
@@ -155,31 +162,43 @@ inline void fly(
   ::close(id_pipe[0]);
 }
 
-// Memory where the rank works, or on the host.
+// Where a test's memory lies. On a rank of the host all three are the host's.
+enum class Place { Device, Host, Pinned };
+
+// Memory of every place; pinned only where that is asked for.
 class FleetMemory {
  public:
-  FleetMemory(const FleetRank &r, size_t bytes) : driver_(r.driver), host_(bytes) {
-    if (driver_) device_ = static_cast<char *>(driver_->allocate(bytes));
+  FleetMemory(const FleetRank &r, size_t bytes, bool pinned = false) : driver_(r.driver), host_(bytes) {
+    if (!driver_) return;
+    device_ = static_cast<char *>(driver_->allocate(bytes));
+    if (pinned) pinned_ = static_cast<char *>(driver_->allocate_pinned(bytes));
   }
   ~FleetMemory() {
-    if (driver_) driver_->release(device_);
+    if (!driver_) return;
+    driver_->release(device_);
+    if (pinned_) driver_->release_pinned(pinned_);
   }
   FleetMemory(const FleetMemory &) = delete;
   FleetMemory &operator=(const FleetMemory &) = delete;
-  void *at(bool on_host, size_t offset) { return (driver_ && !on_host ? device_ : host_.data()) + offset; }
-  void put(bool on_host, const void *from, size_t bytes) {
-    if (driver_ && !on_host) driver_->put(device_, from, bytes);
-    else std::memcpy(host_.data(), from, bytes);
+  void *at(Place place, size_t offset) {
+    return (!driver_ || place == Place::Host ? host_.data() : place == Place::Device ? device_ : pinned_) + offset;
   }
-  void get(bool on_host, void *to, size_t bytes) {
-    if (driver_ && !on_host) driver_->get(to, device_, bytes);
-    else std::memcpy(to, host_.data(), bytes);
+  void put(Place place, const void *from, size_t bytes) {
+    if (driver_ && place == Place::Device) driver_->put(device_, from, bytes);
+    else std::memcpy(at(place, 0), from, bytes);
   }
+  void get(Place place, void *to, size_t bytes) {
+    if (driver_ && place == Place::Device) driver_->get(to, device_, bytes);
+    else std::memcpy(to, at(place, 0), bytes);
+  }
+  void *at(size_t offset) { return at(Place::Device, offset); }
+  void put(const void *from, size_t bytes) { put(Place::Device, from, bytes); }
+  void get(void *to, size_t bytes) { get(Place::Device, to, bytes); }
 
  private:
   Driver *const driver_;
   std::vector<char> host_;
-  char *device_ = nullptr;
+  char *device_ = nullptr, *pinned_ = nullptr;
 };
 
 }  // namespace isthmus_test

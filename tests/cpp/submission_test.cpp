@@ -425,8 +425,8 @@ TEST_P(Submissions, OfACollectiveAreTheCallersInOneOrderAndTheUsersStreamWaitsFo
       const isthmus_call how = how_of(r, stream);
       const auto call = [&] {
         isthmus_work_t work = nullptr;
-        FLEET_MUST(r, o.call(r, static_cast<char *>(in.at(false, 0)), static_cast<char *>(out.at(false, 0)), o.count, &how,
-                             &work) == ISTHMUS_OK);
+        FLEET_MUST(
+            r, o.call(r, static_cast<char *>(in.at(0)), static_cast<char *>(out.at(0)), o.count, &how, &work) == ISTHMUS_OK);
         if (r.driver) r.driver->synchronize(stream);  // so that this thread does nothing for it: the progress thread does
         FLEET_MUST(r, isthmus_work_wait(work, 0) == ISTHMUS_OK);
         return work;
@@ -457,7 +457,7 @@ TEST_P(Submissions, OfABroadcastOrGatherInPlaceInAnIslandCopyNothing) {
     FleetMemory memory(r, 4 * kCount * world);
     void *const stream = r.driver->stream();
     const isthmus_call how = how_of(r, stream);
-    char *const all = static_cast<char *>(memory.at(false, 0));
+    char *const all = static_cast<char *>(memory.at(0));
     for (int turn = 0; turn < 2; ++turn) {  // the first one may allocate
       watched.begin(r);
       for (int root = 0; root < r.size; ++root)
@@ -489,7 +489,7 @@ TEST_P(Submissions, OfMessagesOnAStreamAreTheCallers) {
         for (int back = 0; back < 2 && takes_part; ++back) {
           isthmus_work_t work = nullptr;
           const bool sends = (r.rank == 0) == (back == 0);
-          void *const at = memory.at(false, 0);
+          void *const at = memory.at(0);
           FLEET_MUST(r, (sends ? isthmus_send(r.comm, at, parts * kPart, ISTHMUS_UINT8, other, 0, &how, &work)
                                : isthmus_recv(r.comm, at, parts * kPart, ISTHMUS_UINT8, other, 0, nullptr, &how, &work)) ==
                             ISTHMUS_OK);
@@ -514,8 +514,8 @@ TEST_P(Submissions, OfAReceiveWithoutAStreamAreTheDeviceWorkers) {
       watched.begin(r);
       for (int back = 0; back < 2 && (r.rank == 0 || r.rank == r.size - 1); ++back)
         FLEET_MUST(r, ((r.rank == 0) == (back == 0)
-                           ? isthmus_send(r.comm, memory.at(false, 0), 100'000, ISTHMUS_UINT8, other, 0, nullptr, nullptr)
-                           : isthmus_recv(r.comm, memory.at(false, 0), 100'000, ISTHMUS_UINT8, other, 0, nullptr, nullptr,
+                           ? isthmus_send(r.comm, memory.at(0), 100'000, ISTHMUS_UINT8, other, 0, nullptr, nullptr)
+                           : isthmus_recv(r.comm, memory.at(0), 100'000, ISTHMUS_UINT8, other, 0, nullptr, nullptr,
                                           nullptr)) == ISTHMUS_OK);
       const std::vector<Line> lines = watched.end(r);
       if (!r.driver || turn == 0) continue;
@@ -583,12 +583,12 @@ TEST_P(WithoutGates, CollectivesAndGroupsInCallbacksOfAllRanksWaitAndAreRight) {
     constexpr uint64_t kMost = 50'000;
     FleetMemory in(r, 4 * kMost), out(r, 4 * kMost);
     std::vector<float> x(kMost, static_cast<float>(r.rank + 1)), y(kMost);
-    in.put(false, x.data(), 4 * kMost);
+    in.put(x.data(), 4 * kMost);
     void *const stream = r.driver ? r.driver->stream() : nullptr;
     const isthmus_call how = how_of(r, stream);
     for (const uint64_t count : {uint64_t{16}, kMost}) {
       const auto call = [&] {
-        return isthmus_all_reduce(r.comm, in.at(false, 0), out.at(false, 0), count, kType, ISTHMUS_SUM, &how, nullptr);
+        return isthmus_all_reduce(r.comm, in.at(0), out.at(0), count, kType, ISTHMUS_SUM, &how, nullptr);
       };
       const auto in_group = [&] {
         char sent = 0, came = 0;
@@ -602,7 +602,7 @@ TEST_P(WithoutGates, CollectivesAndGroupsInCallbacksOfAllRanksWaitAndAreRight) {
         std::string text;
         FLEET_MUST(r, in_callbacks(r, text, [&] { return group ? in_group() : call(); }) == ISTHMUS_OK);
         EXPECT_EQ(isthmus_comm_error(r.comm), ISTHMUS_OK);
-        out.get(false, y.data(), 4 * count);
+        out.get(y.data(), 4 * count);
         for (uint64_t i = 0; i < count; ++i) FLEET_MUST(r, y[i] == static_cast<float>(r.size * (r.size + 1) / 2));
       }
     }
@@ -620,20 +620,20 @@ TEST_P(WithoutGates, ACallbackWaitsForAReceiveOnAStreamAndOrdersOneThatHasBegun)
       for (const int tag : {0, 3}) {
         const auto send = [&] {
           if (r.rank != r.size - 1) return;
-          EXPECT_EQ(isthmus_send(r.comm, memory.at(false, 0), bytes, ISTHMUS_UINT8, 0, tag, nullptr, nullptr), ISTHMUS_OK);
+          EXPECT_EQ(isthmus_send(r.comm, memory.at(0), bytes, ISTHMUS_UINT8, 0, tag, nullptr, nullptr), ISTHMUS_OK);
         };
         std::string text;
         std::thread sender(send);  // the callback returns when the message has come
         FLEET_MUST(r, in_a_callback(r, text, [&] {
-                        return isthmus_recv(r.comm, memory.at(false, 0), bytes, ISTHMUS_UINT8, r.size - 1, tag, nullptr,
-                                            &how, nullptr);
+                        return isthmus_recv(r.comm, memory.at(0), bytes, ISTHMUS_UINT8, r.size - 1, tag, nullptr, &how,
+                                            nullptr);
                       }) == ISTHMUS_OK);
         sender.join();
         isthmus_work_t later = nullptr;
         if (r.rank == 0) {
           isthmus_call unordered = how;
           unordered.on_stream = ISTHMUS_STREAM_BEFORE;
-          FLEET_MUST(r, isthmus_recv(r.comm, memory.at(false, 0), bytes, ISTHMUS_UINT8, r.size - 1, tag, nullptr, &unordered,
+          FLEET_MUST(r, isthmus_recv(r.comm, memory.at(0), bytes, ISTHMUS_UINT8, r.size - 1, tag, nullptr, &unordered,
                                      &later) == ISTHMUS_OK);
         }
         std::thread again(send);

@@ -1,24 +1,13 @@
 // Islands of a vendor's library whose ranks stand on two hosts, alone and beside ranks of the host.
-//
-// The simulated libraries meet by Unix sockets and share memory, so they do not reach another host. Hence the ranks all run
-// here, and the test's rendezvous says otherwise: what a rank hears of one that stands on the other host carries another host's
-// identity. To Isthmus that rank is elsewhere, and even the control connection goes by TCP; to the simulated library it is as
-// near as ever.
-#include "base/format.hpp"
-#include "bootstrap/host.hpp"
+// The hosts are those of second_host.hpp.
 #include "fleet.hpp"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <new>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <span>
-#include <string_view>
 #include <type_traits>
+
+#include "second_host.hpp"
 
 // Under ThreadSanitizer, whose exits take a second each otherwise.
 extern "C" __attribute__((visibility("default"))) const char *__tsan_default_options();
@@ -39,7 +28,6 @@ constexpr Shape kShapes[] = {
     {"OneRankOnEachAndTheHost", "A0 A1 b1"},
     {"TwoRanksOnEachInterleavedWithTheHost", "A0 A1 b0 A0 b1 A1"},
 };
-constexpr size_t kMostRanks = 6;
 
 // The shape as a fleet whose island is of `vendor`, and where its ranks stand.
 struct Fleet {
@@ -57,91 +45,6 @@ Fleet fleet_of(const Shape &shape, const Vendor &vendor) {
   }
   return fleet;
 }
-
-// ---- the rendezvous ---------------------------------------------------------------------------------------------------------------
-
-// Memory of all processes of the fleet, over which their ranks exchange what they say. Made before they are.
-class Board {
- public:
-  static constexpr size_t kMost = 64 * 1024;  // of what one rank says at once
-
-  Board() {
-    void *const at = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) std::abort();
-    shared_ = new (at) Shared;
-  }
-  ~Board() { ::munmap(shared_, sizeof(Shared)); }
-  Board(const Board &) = delete;
-  Board &operator=(const Board &) = delete;
-
-  // Round `round` of an all-gather; false: somebody has not come. Two places a rank are enough: whoever writes in round n + 2
-  // has seen everybody come to round n + 1, and so done with n.
-  bool all_gather(size_t rank, size_t world, uint64_t round, const void *send, void *recv, size_t bytes) {
-    if (bytes > kMost) return false;
-    auto &said = shared_->said[round % 2];
-    std::memcpy(said[rank], send, bytes);
-    shared_->arrived.fetch_add(1, std::memory_order_acq_rel);
-    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(2 * soon());
-    while (shared_->arrived.load(std::memory_order_acquire) < world * (round + 1)) {
-      if (std::chrono::steady_clock::now() > until) return false;
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
-    for (size_t q = 0; q < world; ++q) std::memcpy(static_cast<char *>(recv) + q * bytes, said[q], bytes);
-    return true;
-  }
-
- private:
-  struct Shared {
-    std::atomic<uint64_t> arrived{0};  // of all ranks, in all rounds
-    unsigned char said[2][kMostRanks][kMost];
-  };
-  Shared *shared_;
-};
-
-// How often `from` was there; `to`, which is as long, is in its place then.
-size_t replace(std::span<char> in, std::string_view from, std::string_view to) {
-  size_t times = 0;
-  for (auto at = std::search(in.begin(), in.end(), from.begin(), from.end()); at != in.end();
-       at = std::search(at, in.end(), from.begin(), from.end())) {
-    at = std::copy(to.begin(), to.end(), at);
-    ++times;
-  }
-  return times;
-}
-
-// What a rank hears of the others.
-class Hearing {
- public:
-  Hearing(Board &board, const std::vector<int> &hosts, size_t rank) : board_(board), hosts_(hosts), rank_(rank) {}
-  static int all_gather(void *context, const void *send, void *recv, size_t bytes) {
-    return static_cast<Hearing *>(context)->hear(send, static_cast<char *>(recv), bytes) ? 0 : 1;
-  }
-  // How often it has heard another host's identity than this one's.
-  size_t changed() const { return changed_; }
-
- private:
-  bool hear(const void *send, char *recv, size_t bytes) {
-    if (!board_.all_gather(rank_, hosts_.size(), round_++, send, recv, bytes)) return false;
-    const isthmus::bootstrap::Bytes16 here = isthmus::bootstrap::host_identity();
-    isthmus::bootstrap::Bytes16 elsewhere = here;
-    elsewhere[0] ^= 0xff;
-    const auto raw = [](const auto &id) { return std::string_view(reinterpret_cast<const char *>(id.data()), id.size()); };
-    for (size_t q = 0; q < hosts_.size(); ++q) {
-      if (hosts_[q] == hosts_[rank_]) continue;
-      const std::span<char> theirs(recv + q * bytes, bytes);
-      // It says it as text, which the topology is made of, and as it is, in its address, which the mesh dials.
-      changed_ += replace(theirs, isthmus::hex(here), isthmus::hex(elsewhere));
-      changed_ += replace(theirs, raw(here), raw(elsewhere));
-    }
-    return true;
-  }
-
-  Board &board_;
-  const std::vector<int> hosts_;
-  const size_t rank_;
-  uint64_t round_ = 0;
-  size_t changed_ = 0;
-};
 
 // ---- what Isthmus says of it ------------------------------------------------------------------------------------------------------
 
@@ -225,7 +128,7 @@ void run(const FleetRank &r, Kind kind, isthmus_redop op, size_t count, int root
   std::vector<T> want(in + kGap + out + kGap, T{90});
   for (size_t i = 0; reads && i < in; ++i) want[i] = static_cast<T>(contribution(r.rank, i));
   FleetMemory memory(r, want.size() * sizeof(T));
-  memory.put(false, want.data(), want.size() * sizeof(T));
+  memory.put(want.data(), want.size() * sizeof(T));
 
   const auto reduced = [&](size_t i) {
     int x = 0;
@@ -239,8 +142,8 @@ void run(const FleetRank &r, Kind kind, isthmus_redop op, size_t count, int root
                                       : reduced(me * count + i);
     want[in + kGap + i] = static_cast<T>(x);
   }
-  const void *const send = reads ? memory.at(false, 0) : nullptr;
-  void *const recv = memory.at(false, (in + kGap) * sizeof(T));
+  const void *const send = reads ? memory.at(0) : nullptr;
+  void *const recv = memory.at((in + kGap) * sizeof(T));
   const isthmus_result result =
       kind == AllReduce   ? isthmus_all_reduce(r.comm, send, recv, count, kType, op, nullptr, nullptr)
       : kind == Broadcast ? isthmus_broadcast(r.comm, send, recv, count, kType, root, nullptr, nullptr)
@@ -249,7 +152,7 @@ void run(const FleetRank &r, Kind kind, isthmus_redop op, size_t count, int root
   const std::string name = std::string(kNames[kind]) + " of " + std::to_string(count) + ", root " + std::to_string(root);
   FLEET_MUST(r, result == ISTHMUS_OK || (ADD_FAILURE() << name, false));
   std::vector<T> got(want.size());
-  memory.get(false, got.data(), got.size() * sizeof(T));
+  memory.get(got.data(), got.size() * sizeof(T));
   const auto differs = static_cast<size_t>(std::mismatch(got.begin(), got.end(), want.begin()).first - got.begin());
   if (differs == got.size()) return;
   ADD_FAILURE() << "rank " << r.rank << ", " << name << ": element " << differs << " of the memory is " << got[differs]
@@ -272,7 +175,7 @@ TEST_P(IslandsOnTwoHosts, AreServedByTheirLibraryAndTheRestGoesByTcp) {
   const Vendor &vendor = kVendors[std::get<0>(GetParam())];
   const Fleet fleet = fleet_of(kShapes[std::get<1>(GetParam())], vendor);
   const std::vector<FleetRank> ranks = ranks_of(fleet.text, fleet.hosts);
-  ASSERT_LE(ranks.size(), kMostRanks);
+  ASSERT_LE(ranks.size(), Board::kMostRanks);
   Board board;
   std::vector<Hearing> hearings;
   for (size_t q = 0; q < ranks.size(); ++q) hearings.emplace_back(board, fleet.hosts, q);

@@ -20,6 +20,8 @@ class Driver {
   virtual void here(int device) = 0;  // this thread works on it
   virtual void *allocate(size_t bytes) = 0;
   virtual void release(void *memory) = 0;
+  virtual void *allocate_pinned(size_t bytes) = 0;  // of the host, which the device reaches
+  virtual void release_pinned(void *memory) = 0;
   virtual void put(void *to, const void *from, size_t bytes) = 0;  // from the host; done when it returns
   virtual void get(void *to, const void *from, size_t bytes) = 0;
   virtual void *stream() = 0;
@@ -64,6 +66,12 @@ class Cuda final : public Driver {
     return memory;
   }
   void release(void *memory) override { must("cuMemFree_v2", memory); }
+  void *allocate_pinned(size_t bytes) override {
+    void *memory = nullptr;
+    must("cuMemHostAlloc", &memory, std::max<size_t>(bytes, 1), 0u);
+    return memory;
+  }
+  void release_pinned(void *memory) override { must("cuMemFreeHost", memory); }
   void put(void *to, const void *from, size_t bytes) override {
     if (!bytes) return;
     must("cuMemcpyHtoD_v2", to, from, bytes);
@@ -91,6 +99,12 @@ class Hip final : public Driver {
     return memory;
   }
   void release(void *memory) override { must("hipFree", memory); }
+  void *allocate_pinned(size_t bytes) override {
+    void *memory = nullptr;
+    must("hipHostMalloc", &memory, std::max<size_t>(bytes, 1), 0u);
+    return memory;
+  }
+  void release_pinned(void *memory) override { must("hipHostFree", memory); }
   void put(void *to, const void *from, size_t bytes) override {
     if (bytes) must("hipMemcpy", to, from, bytes, 1);
   }
@@ -119,6 +133,12 @@ class Acl final : public Driver {
     return memory;
   }
   void release(void *memory) override { must("aclrtFree", memory); }
+  void *allocate_pinned(size_t bytes) override {
+    void *memory = nullptr;
+    must("aclrtMallocHost", &memory, std::max<size_t>(bytes, 1));
+    return memory;
+  }
+  void release_pinned(void *memory) override { must("aclrtFreeHost", memory); }
   void put(void *to, const void *from, size_t bytes) override {
     if (bytes) must("aclrtMemcpy", to, bytes, from, bytes, 1);
   }
