@@ -91,7 +91,7 @@ def parts(programs: Path, rehearse: bool, out: Path) -> dict[str, list[Step]]:
     topology = "nproc; lscpu | head -25; nvidia-smi topo -m; nvidia-smi -q | grep -A12 'PCI'"
     quick = ("--quick", "--rounds", "1", "--block", "0.01")
     sizes = ("--sizes", *map(str, (8, 4 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)), "--rounds", "3", "--block", "0.05")
-    chosen = quick if rehearse else sizes
+    chosen = quick if rehearse else (*sizes, "--check")  # a step whose figures miss a target has failed
     one = ("--ranks", "gpu,cpu")
     ddp = ("--rehearse",) if rehearse else ()
     return {
