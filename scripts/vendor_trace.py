@@ -3,9 +3,9 @@
     python3 scripts/vendor_trace.py record TEST_DEVICE LIBVENDOR_TRACE --runtime cuda --out FILE     # any machine
     python3 scripts/vendor_trace.py compare FILE TEST_DEVICE LIBVENDOR_TRACE                         # without a GPU
 
-record runs each case of the test alone, with tests/cpp/vendor_trace.cpp before it, and writes JSON: of each case and thread
-the calls in their order, with those of their arguments that are plain numbers, what they returned, and how often so in a
-row.
+record runs each case of the test alone, with tests/cpp/vendor_trace.cpp before it, and writes JSON. Of each case: the calls,
+with those of their arguments that are plain numbers, what they returned, and how often so; and of each thread the first ones
+in their order.
 
 compare runs the same cases on the simulated runtime, and says for each case which call with which numbers gave other codes
 there, or was made on one side alone. Whether something is done yet depends on the clock, so "not ready" is no answer that
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 60.0  # of a case
+FIRST = 100  # calls, of a thread, whose order is kept
 # Which arguments of a call are numbers that say what is asked for; sizes too. Everything else is an address or a handle.
 NUMBERS = {
     "cuInit": (0,),
@@ -52,6 +53,7 @@ QUERIES = ("StreamQuery", "EventQuery")
 NO_CODES = ("aclrtGetSocName", "aclGetRecentErrMsg", "hipGetErrorName", "hipGetErrorString")  # they return text
 
 Call = list[Any]  # [text, code, number left behind or None, times in a row]
+Answers = dict[str, dict[str, int]]  # by call: how often it gave which code
 
 
 def cases_of(program: Path, runtime: str) -> list[str]:
@@ -73,20 +75,23 @@ def environment(runtime: str, **more: str) -> dict[str, str]:
     return {**os.environ, "TEST_RUNTIME": runtime, **more}
 
 
-def read(lines: Iterable[str]) -> list[list[Call]]:
-    """The calls of each thread, in the order in which the threads made their first ones."""
+def read(lines: Iterable[str]) -> tuple[list[list[Call]], Answers]:
+    """The first calls of each thread, in the order in which the threads made their first one; what all calls gave."""
     threads: dict[str, list[Call]] = {}
+    answers: Answers = {}
     for line in lines:
         thread, name, *arguments, code, number = line.split()
         # An int leaves the upper half of its register as it was.
         numbers = [int(arguments[at], 16) & 0xFFFFFFFF for at in NUMBERS.get(name, ())]
         call = [f"{name}({', '.join(map(str, numbers))})", int(code), None if number == "-" else int(number), 1]
         mine = threads.setdefault(thread, [])
+        gave = answers.setdefault(call[0], {})
+        gave[code] = gave.get(code, 0) + 1
         if mine and mine[-1][:3] == call[:3]:
             mine[-1][3] += 1
-        else:
+        elif len(mine) < FIRST:
             mine.append(call)
-    return list(threads.values())
+    return list(threads.values()), answers
 
 
 def record(program: Path, library: Path, runtime: str) -> dict[str, Any]:
@@ -103,21 +108,21 @@ def record(program: Path, library: Path, runtime: str) -> dict[str, Any]:
         simulated |= "rehearsal: simulated" in ended.stderr
         if not lines:
             raise SystemExit(f"vendor_trace: {case} made no call that {library.name} saw\n{ended.stdout}{ended.stderr}")
-        cases[case] = {"status": ended.returncode, "threads": read(lines)}
+        threads, answers = read(lines)
+        cases[case] = {"status": ended.returncode, "answers": answers, "threads": threads}
     return {"runtime": runtime, "simulated": simulated, "cases": cases}
 
 
 def facts(case: dict[str, Any]) -> dict[str, set[int]]:
     """What each call with its numbers has given, whatever the thread."""
     found: dict[str, set[int]] = {}
-    for thread in case["threads"]:
-        for text, code, _, _ in thread:
-            name = text.split("(")[0]
-            if name in NO_CODES:
-                continue
-            vendor = next((prefix for prefix in NOT_READY if name.startswith(prefix)), "")
-            waiting = any(query in name for query in QUERIES) and code == NOT_READY.get(vendor)
-            found.setdefault(text, set()).update(() if waiting else (code,))
+    for text, gave in case["answers"].items():
+        name = text.split("(")[0]
+        if name in NO_CODES:
+            continue
+        vendor = next((prefix for prefix in NOT_READY if name.startswith(prefix)), "")
+        asks = any(query in name for query in QUERIES)
+        found[text] = {int(code) for code in gave if not (asks and int(code) == NOT_READY.get(vendor))}
     return found
 
 
@@ -159,7 +164,7 @@ def main() -> int:
     if options.command == "record":
         found = record(options.program, options.library, options.runtime)
         options.out.write_text(json.dumps(found) + "\n")
-        calls = sum(call[3] for case in found["cases"].values() for thread in case["threads"] for call in thread)
+        calls = sum(sum(gave.values()) for case in found["cases"].values() for gave in case["answers"].values())
         whose = "the simulated" if found["simulated"] else "the"
         print(f"{len(found['cases'])} cases, {calls} calls of {whose} runtime {found['runtime']}: {options.out}")
         return 1 if any(case["status"] for case in found["cases"].values()) else 0

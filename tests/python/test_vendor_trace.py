@@ -52,7 +52,8 @@ def test_a_recording_has_every_case_and_differs_from_no_other_whatever_the_delay
     second = recorded(trace, runtime, monkeypatch, SEED="77", JITTER_US="400")
     assert len(first["cases"]) >= 15 and first["simulated"]
     assert all(case["status"] == 0 for case in first["cases"].values()), first
-    calls = {call[0] for case in first["cases"].values() for thread in case["threads"] for call in thread}
+    calls = {call for case in first["cases"].values() for call in case["answers"]}
+    assert all(case["threads"][0] for case in first["cases"].values())
     prefix = {"cuda": "cu", "hip": "hip", "acl": "aclrt"}[runtime]
     assert len([call for call in calls if call.startswith(prefix)]) > 15, calls
     assert trace.differences(json.loads(json.dumps(first)), second) == []
@@ -69,19 +70,31 @@ def test_a_driver_that_answers_otherwise_is_told_by_case_call_and_codes(
     assert any("ended with 0, and with 1" in line for line in lines), lines
 
 
-def test_a_call_that_one_side_alone_makes_and_a_case_that_one_side_lacks_are_told(trace: ModuleType) -> None:
-    def recording(*calls: list[Any]) -> dict[str, Any]:
-        return {"runtime": "cuda", "cases": {"Case/cuda": {"status": 0, "threads": [list(calls)]}}}
+def test_the_first_calls_of_a_thread_are_kept_in_their_order_and_all_are_counted(trace: ModuleType) -> None:
+    lines = ["7 cuInit ffffffff00000000 0 0 0 0 0 0 -", "7 cuDeviceGetAttribute 7ffe 5c 0 0 0 0 0 1"]
+    lines += ["8 cuStreamQuery 1 0 0 0 0 0 600 -"] * 250 + ["8 cuStreamQuery 1 0 0 0 0 0 0 -"]
+    lines += [f"7 cuMemcpyAsync 1 2 {n:x} 3 0 0 0 -" for n in range(200)]
+    (first, second), answers = trace.read(lines)
+    assert first[:2] == [["cuInit(0)", 0, None, 1], ["cuDeviceGetAttribute(92)", 0, 1, 1]]
+    assert len(first) == trace.FIRST and first[-1] == ["cuMemcpyAsync(97)", 0, None, 1]
+    assert second == [["cuStreamQuery()", 600, None, 250], ["cuStreamQuery()", 0, None, 1]]
+    assert answers["cuStreamQuery()"] == {"600": 250, "0": 1} and len(answers) == 3 + 200
 
-    first = recording(["cuInit(0)", 0, None, 1], ["cuStreamQuery()", 600, None, 7], ["cuStreamQuery()", 0, None, 1])
+
+def test_a_call_that_one_side_alone_makes_and_a_case_that_one_side_lacks_are_told(trace: ModuleType) -> None:
+    def recording(**queries: int) -> dict[str, Any]:
+        answers = {"cuInit(0)": {"0": 1}}
+        if queries:
+            answers["cuStreamQuery()"] = {code[1:]: times for code, times in queries.items()}
+        return {"runtime": "cuda", "cases": {"Case/cuda": {"status": 0, "answers": answers, "threads": []}}}
+
+    first = recording(_600=7, _0=1)
     assert trace.differences(first, copy.deepcopy(first)) == []
     # How often it was not ready, and whether it was asked too early at all, is the clock's.
-    early = recording(["cuInit(0)", 0, None, 1], ["cuStreamQuery()", 600, None, 2])
+    early = recording(_600=2)
     assert trace.differences(first, early) == []
-    lost = recording(["cuInit(0)", 0, None, 1], ["cuStreamQuery()", 999, None, 1])
-    assert trace.differences(first, lost) == ["Case/cuda: cuStreamQuery(): [0], and [999]"]
-    fewer = recording(["cuInit(0)", 0, None, 1])
-    assert trace.differences(first, fewer) == ["Case/cuda: cuStreamQuery(): made by the first alone"]
+    assert trace.differences(first, recording(_999=1)) == ["Case/cuda: cuStreamQuery(): [0], and [999]"]
+    assert trace.differences(first, recording()) == ["Case/cuda: cuStreamQuery(): made by the first alone"]
     more = {"runtime": "cuda", "cases": {**first["cases"], "Other/cuda": first["cases"]["Case/cuda"]}}
     assert trace.differences(first, more) == ["Other/cuda: only the second has it"]
     assert trace.differences(first, {"runtime": "hip", "cases": {}}) == ["one is of cuda, the other of hip"]
