@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -140,6 +141,21 @@ def test_what_is_packed_of_wheels_is_pinned(day: ModuleType) -> None:
     pins = day.pinned(day.LACKED)
     assert [pin.split("==")[0] for pin in pins] == ["ml_dtypes", "pytest", "pytest-timeout", "cloudpickle"], pins
     assert all("==" in pin for pin in pins)
+
+
+def test_a_wheel_of_the_kit_counts_only_where_its_module_is_missing(
+    day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wheels").mkdir()
+    for module in ("nobody_has_this", "pytest"):
+        with zipfile.ZipFile(tmp_path / "wheels" / f"{module}-0.1-py3-none-any.whl", "w") as archive:
+            archive.writestr(f"{module}/__init__.py", "")
+    with zipfile.ZipFile(tmp_path / "isthmus-here.whl", "w") as archive:
+        archive.writestr("isthmus/bin/program", "#!/bin/sh\n")
+    monkeypatch.setattr(day, "KIT", tmp_path)
+    day.unpack_package(site := tmp_path / "site")
+    assert sorted(path.name for path in site.iterdir()) == ["isthmus", "nobody_has_this"]
+    assert os.access(site / "isthmus" / "bin" / "program", os.X_OK)
 
 
 def container(*entries: tuple[int, int, bytes]) -> bytes:
