@@ -1,6 +1,6 @@
 """How long a chain of hand-offs takes between two processes, with nothing else in it.
 
-    python bench/hand_offs.py --rounds 200            # a line of JSON: the seconds of each round
+    python bench/hand_offs.py --rounds 200            # a line of JSON: the seconds of each round, and of single hand-offs
 
 An all_reduce of 8 bytes between two ranks that work on devices goes from hand to hand, five times one after the other:
 
@@ -12,6 +12,9 @@ An all_reduce of 8 bytes between two ranks that work on devices goes from hand t
 
 Here two processes pass a counter to and fro as often, and wait for the counter in these ways. Neither Isthmus nor a
 simulated device takes part. Python's own steps are in the time: about a microsecond for each hand-off.
+
+Beside the chain stand the kernel's two ways to wake another process that sleeps, a futex and an eventfd, of the same run:
+the seconds of one hand-off, which is half of a way there and back.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import mmap
 import os
 import platform
 import signal
+import statistics
 import sys
 import time
 import traceback
@@ -101,6 +105,45 @@ def rounds_of(counter: Counter, ends: ctypes.Array[ctypes.c_int64], side: int) -
     return seconds
 
 
+def by_eventfd(rounds: int) -> list[float]:
+    """Seconds of each single hand-off, where both processes sleep in read()."""
+    there, back = os.eventfd(0), os.eventfd(0)
+    other = os.fork()
+    if other == 0:
+        for _ in range(rounds):
+            os.eventfd_read(there)
+            os.eventfd_write(back, 1)
+        os._exit(0)
+    seconds = []
+    for _ in range(rounds):
+        begin = time.monotonic_ns()
+        os.eventfd_write(there, 1)
+        os.eventfd_read(back)
+        seconds.append((time.monotonic_ns() - begin) / 2e9)
+    os.waitpid(other, 0)
+    os.close(there)
+    os.close(back)
+    return seconds
+
+
+def by_futex(rounds: int) -> list[float]:
+    counter = Counter()
+    other = os.fork()
+    if other == 0:
+        for number in range(rounds):
+            counter.wait(2 * number + 1, "asleep")
+            counter.give(2 * number + 2, "asleep")
+        os._exit(0)
+    seconds = []
+    for number in range(rounds):
+        begin = time.monotonic_ns()
+        counter.give(2 * number + 1, "asleep")
+        counter.wait(2 * number + 2, "asleep")
+        seconds.append((time.monotonic_ns() - begin) / 2e9)
+    os.waitpid(other, 0)
+    return seconds
+
+
 def measure(rounds: int) -> list[float]:
     """Seconds of each round. Starts the other process itself."""
     counter = Counter()
@@ -132,7 +175,9 @@ def main() -> int:
     if platform.machine() not in FUTEX:
         print(f"hand_offs: no number of the futex call is known for {platform.machine()}", file=sys.stderr)
         return 2
-    print(json.dumps({"hand_offs": HAND_OFFS, "seconds": measure(args.rounds)}))
+    chain = measure(args.rounds)
+    single = {"futex": statistics.median(by_futex(args.rounds)), "eventfd": statistics.median(by_eventfd(args.rounds))}
+    print(json.dumps({"hand_offs": HAND_OFFS, "seconds": chain, "single_p50_seconds": single}))
     return 0
 
 

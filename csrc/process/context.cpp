@@ -172,7 +172,7 @@ Context::Raiser Context::raiser() noexcept {
 Context::Stats Context::stats() const {
   const auto c = mesh_->counts();
   return {c.threads + 1 + helpers_.threads(),
-          c.descriptors + 2,
+          c.descriptors + 3,
           c.peers,
           links_.count(),
           static_cast<int>(ranks_.all().size()),

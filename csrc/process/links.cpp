@@ -231,7 +231,7 @@ void Links::note_socket_wait(int64_t ns) noexcept {
   else if (ns > spin) socket_spin_ns_.store(std::min(spin * 4, spin_ns_), std::memory_order_relaxed);
 }
 
-void Links::poll_sockets(int64_t ns) {
+void Links::poll_sockets(int64_t ns, SleepEnds ends) {
   thread_local std::vector<pollfd> fds;
   fds.clear();
   fds.push_back({arena_.bell_socket().fd(), POLLIN, 0});
@@ -244,6 +244,8 @@ void Links::poll_sockets(int64_t ns) {
     }
     ns = std::min(ns, link.descriptors(fds));
   }
+  if (ends == SleepEnds::Promptly)
+    if (const int timer = timer_.arm(ns); timer >= 0) fds.push_back({timer, POLLIN, 0});
   const timespec t{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
   if (::ppoll(fds.data(), fds.size(), &t, nullptr) > 0 && fds[0].revents != 0) arena_.bell_socket().answer();
 }

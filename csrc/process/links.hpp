@@ -26,12 +26,17 @@
 #include "link/frame.hpp"
 #include "link/memory.hpp"
 #include "link/ucx.hpp"
+#include "net/prompt_timer.hpp"
 #include "process/control_wire.hpp"
 #include "process/local_rank.hpp"
 #include "process/rank_table.hpp"
 #include "process/socket_watch.hpp"
 
 namespace isthmus::process {
+
+// When a sleep with a time limit ends. On a thread of the program's `Somewhat` may be 50 us late, as the kernel has it. A timer ends the sleep of one
+// thread at a time promptly; on the context's own threads every sleep ends promptly (base/own_thread.hpp).
+enum class SleepEnds : uint8_t { Somewhat, Promptly };
 
 enum class Carrier : uint8_t { Memory, Tcp, Ucx };
 
@@ -75,7 +80,7 @@ class Links final {
   // Sleeps until something may have happened: the doorbell, a socket (where `sockets`), at most `ns`. ready(LookAt) is asked once more
   // before the sleep.
   template <class Ready>
-  void sleep(bool sockets, int64_t ns, Ready ready);
+  void sleep(bool sockets, int64_t ns, Ready ready, SleepEnds ends = SleepEnds::Somewhat);
   // The same, where no socket matters. ready() is asked once more before the sleep.
   template <class Ready>
   void sleep_at_doorbell(int64_t ns, Ready ready) {
@@ -116,7 +121,7 @@ class Links final {
   link::Link *add(std::unique_ptr<LinkSlot> slot) ISTHMUS_REQUIRES(mutex_);
   LinkSlot *find(const bootstrap::Peer *peer, Carrier carrier) ISTHMUS_REQUIRES(mutex_);
   bool drive(LinkSlot &slot);
-  void poll_sockets(int64_t ns);
+  void poll_sockets(int64_t ns, SleepEnds ends);
 
   link::Arena &arena_;
   const RankTable &ranks_;
@@ -135,20 +140,28 @@ class Links final {
   std::vector<std::pair<bootstrap::Peer *, StreamRingBody>> early_rings_ ISTHMUS_GUARDED_BY(mutex_);
 
   SocketWatch watch_;
+  net::PromptTimer timer_;  // of the thread that has the watch
   const int64_t spin_ns_;
   std::atomic<int64_t> socket_spin_ns_;
 };
 
 template <class Ready>
-void Links::sleep(bool sockets, int64_t ns, Ready ready) {
+void Links::sleep(bool sockets, int64_t ns, Ready ready, SleepEnds ends) {
   const auto ready_at_all = [&] { return ready(LookAt::AllLinks); };
-  if (!sockets || !has_sockets_.load(std::memory_order_acquire)) return sleep_at_doorbell(ns, ready_at_all);
-  const SocketWatch::Turn watch(watch_);
+  if (!sockets || !has_sockets_.load(std::memory_order_acquire)) {
+    if (ends == SleepEnds::Somewhat) return sleep_at_doorbell(ns, ready_at_all);
+    const SocketWatch::Turn watch(watch_, SocketWatch::Turn::IfIdle{});
+    if (!watch.mine()) return sleep_at_doorbell(ns, ready_at_all);
+    const PollNap nap(arena_.doorbell());
+    if (!ready_at_all()) poll_sockets(ns, ends);
+    return;
+  }
+  SocketWatch::Turn watch(watch_);
   if (watch.mine()) {
     const PollNap nap(arena_.doorbell());
-    if (!ready(LookAt::AllButSockets)) poll_sockets(ns);
+    if (!ready(LookAt::AllButSockets)) poll_sockets(ns, ends);
   } else {
-    sleep_at_doorbell(ns, ready_at_all);
+    watch.sleep(ns, ready_at_all);
   }
 }
 

@@ -80,9 +80,14 @@ class Drivable {
   virtual bool drive(LookAt links) noexcept = 0;
   virtual int64_t check_deadlines(int64_t now) noexcept = 0;  // ends what is late
   virtual bool polls_device() const noexcept = 0;             // the rank waits for a device, which wakes no thread
-  // A device signals without waking a thread, so a thread that waits for a device looks again after a sixteenth of the time that the thread
-  // has waited. So the thread is late by little, and a long wait is cheap.
-  static int64_t device_nap(int64_t waited_ns) noexcept { return std::clamp<int64_t>(waited_ns / 16, 30'000, 200'000); }
+  // A device signals without waking a thread, so a thread that waits for a device looks again after a part of the time that the thread has
+  // waited: a sixteenth, or where processors are to spare a sixty-fourth. So the thread is late by little, and a long wait is cheap. A shorter
+  // nap than the shortest would be a spin: to sleep and wake takes some microseconds. The longest nap makes up for the many short ones before
+  // it, so that a second's wait takes no more looks where processors are to spare.
+  static int64_t device_nap(int64_t waited_ns, bool spare) noexcept {
+    return spare ? std::clamp<int64_t>(waited_ns / 64, 5'000, 300'000)
+                 : std::clamp<int64_t>(waited_ns / 16, 30'000, 200'000);
+  }
 
  private:
   friend class Progress;

@@ -27,6 +27,8 @@ int processors() noexcept {
 
 bool oversubscribed() noexcept { return local_ranks.load(std::memory_order_relaxed) > processors(); }
 
+bool processors_to_spare() noexcept { return 4 * local_ranks.load(std::memory_order_relaxed) <= processors(); }
+
 void note_local_ranks(int ranks) noexcept {
   int seen = local_ranks.load(std::memory_order_relaxed);
   while (seen < ranks && !local_ranks.compare_exchange_weak(seen, ranks)) {}

@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "base/own_thread.hpp"
 #include "process/context_threads.hpp"
+#include "process/processors.hpp"
 
 namespace isthmus::process {
 
@@ -27,10 +28,14 @@ void Progress::begin_thread() {
   ProgressThread &mine = threads_.emplace_back();
   try {
     mine.thread = begin_own_thread([this, &mine] {
-      struct Over {  // also where an interpreter that ends unwinds this thread
+      struct Over {  // also where a callback of the program's ends this thread, or an interpreter that ends unwinds it
+        Progress &progress;
         ProgressThread &thread;
-        ~Over() { thread.over.store(true, std::memory_order_release); }
-      } const over{mine};
+        ~Over() {
+          progress.stand_in();
+          thread.over.store(true, std::memory_order_release);
+        }
+      } const over{*this, mine};
       runs_here = this;
       loop();
     });
@@ -156,7 +161,9 @@ void Progress::sleep_without_work(Listed &listed) {
 
 void Progress::sleep_with_work(const Listed &listed, int64_t idle_ns) {
   const bool polls = std::any_of(listed.ranks.begin(), listed.ranks.end(), [](const auto &r) { return r->polls_device(); });
-  const int64_t nap_ns = polls ? Drivable::device_nap(idle_ns) : 5'000'000;
+  const bool spare = processors_to_spare();
+  // Elsewhere a nap is as long as on a thread of the program's, whose timers have slack: others need the processor.
+  const int64_t nap_ns = polls ? Drivable::device_nap(idle_ns, spare) + (spare ? 0 : kUsualSlackNs) : 5'000'000;
   links_.sleep(links_.any(), nap_ns, [&](LookAt links) {
     for (const auto &rank : listed.ranks)
       if (rank->has_work() && rank->waiters() == 0 && rank->drive(links)) return true;

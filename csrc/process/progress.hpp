@@ -16,7 +16,8 @@
 //   lists the rank if it is out
 //
 // The thread runs the program's callbacks that are due. A callback may wait; then another thread takes the place of this one (stand_in), and
-// this one ends when the callback has returned.
+// this one ends when the callback has returned. Likewise where a callback ends the thread itself (pthread_exit, pthread_cancel), as an interpreter
+// does that ends.
 //
 // A caller that finds `active` set does not list the rank: the thread will ask has_work() after that and see the operation.
 #pragma once

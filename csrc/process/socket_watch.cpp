@@ -16,15 +16,19 @@ SocketWatch::Turn::Turn(SocketWatch &watch) noexcept : watch_(watch) {
     watch_.sleepers_.fetch_add(1, std::memory_order_seq_cst);
     if (take()) watch_.sleepers_.fetch_sub(1, std::memory_order_relaxed);
   }
-  sleeps_without_ = !mine_;
+  sleeps_without_ = counted_ = !mine_;
+}
+
+SocketWatch::Turn::Turn(SocketWatch &watch, IfIdle) noexcept : watch_(watch) {
+  ISTHMUS_ASSERT(!sleeps_, "a thread does not sleep inside of a sleep: no callback of the program's runs there");
+  sleeps_ = true;
+  mine_ = watch_.sleepers_.load(std::memory_order_relaxed) == 0 && !watch_.taken_.exchange(true, std::memory_order_seq_cst);
 }
 
 SocketWatch::Turn::~Turn() {
   sleeps_ = sleeps_without_ = false;
-  if (!mine_) {
-    watch_.sleepers_.fetch_sub(1, std::memory_order_relaxed);
-    return;
-  }
+  if (counted_) watch_.sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  if (!mine_) return;
   watch_.taken_.store(false, std::memory_order_seq_cst);
   if (watch_.sleepers_.load(std::memory_order_seq_cst) != 0) watch_.bell_.ring();
 }

@@ -8,7 +8,8 @@
 //   moves the frame, rings      -->  wakes, looks, sleeps again or has what it waited for
 //   gives up the watch, rings   -->  wakes, takes the watch
 //
-// B tries once more because A may have given up the watch between B's first try and B's count: A did not see B then.
+// B tries once more because A may have given up the watch between B's first try and B's count: A did not see B then. B looks once more when B is
+// a sleeper of the doorbell: A may have given up the watch, and rung, before B was one, and then nobody would poll the sockets.
 #pragma once
 
 #include <atomic>
@@ -29,14 +30,26 @@ class SocketWatch {
   class Turn {
    public:
     explicit Turn(SocketWatch &watch) noexcept;
+    // The watch, where no other thread sleeps for sockets, for a thread for which no socket matters. Else nothing.
+    struct IfIdle {};
+    Turn(SocketWatch &watch, IfIdle) noexcept;
     ~Turn();
     Turn(const Turn &) = delete;
     Turn &operator=(const Turn &) = delete;
     bool mine() const noexcept { return mine_; }  // the watch; else another thread has it
+    // Where it is not mine(): sleeps at the doorbell until it rings, at most `ns`, unless the watch has become free or ready() holds. False: the
+    // thread has not slept.
+    template <class Ready>
+    bool sleep(int64_t ns, Ready ready) {
+      Nap nap(watch_.bell_);
+      if (!watch_.taken_.load(std::memory_order_seq_cst) || ready()) return false;
+      nap.sleep(ns);
+      return true;
+    }
 
    private:
     SocketWatch &watch_;
-    bool mine_ = false;
+    bool mine_ = false, counted_ = false;  // the watch; or among the sleepers without it
   };
   // Other threads than this one sleep for sockets without the watch.
   bool others_sleep() const noexcept;

@@ -59,14 +59,15 @@ void RankDriver::forget_on_links() noexcept {
 
 struct RankDriver::Waiting {
   Operation *op;
-  bool p2p, sockets, crowded;
+  bool p2p, sockets, crowded, spare;
   bool frames;  // frames matter to this operation; else only to others, and the thread looks at the links now and then
   int polls;    // before the thread looks at the clock
   int idle = 0;
   uint32_t busy = 0;
   int64_t idle_since = 0, looked = 0, asked = 0;
 
-  Waiting(Operation *of, const RankCore &core) noexcept : op(of), p2p(of->is_p2p()), crowded(process::oversubscribed()) {
+  Waiting(Operation *of, const RankCore &core) noexcept
+      : op(of), p2p(of->is_p2p()), crowded(process::oversubscribed()), spare(process::processors_to_spare()) {
     const bool group = of->end.children.load(std::memory_order_relaxed) != 0;
     sockets = core.context->links().any() && (p2p || group || !core.id.topology.flat);
     frames = p2p || group || (of->plan && of->plan->uses_links) || !of->core;
@@ -99,10 +100,13 @@ bool RankDriver::pause(Waiting &w, int64_t now, int64_t until_ns) noexcept {
     return false;
   }
   int64_t nap = std::min<int64_t>(until_ns - now, 20'000'000);
-  if (polls_device()) nap = std::min(nap, process::Drivable::device_nap(now - w.idle_since));
+  const bool polls = polls_device();
+  if (polls) nap = std::min(nap, process::Drivable::device_nap(now - w.idle_since, w.spare));
   bool driven = false;
   core_.context->progress().stand_in();
-  core_.context->links().sleep(w.sockets, nap, [&](LookAt links) { return (driven = drive(links)) || w.op->over(); });
+  core_.context->links().sleep(
+      w.sockets, nap, [&](LookAt links) { return (driven = drive(links)) || w.op->over(); },
+      polls && w.spare ? process::SleepEnds::Promptly : process::SleepEnds::Somewhat);
   return driven;
 }
 

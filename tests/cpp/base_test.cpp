@@ -1,5 +1,6 @@
 // The table of settings, the flight recorder, time and deadlines, copies, and the tables of dtypes.
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,6 +30,7 @@
 #include "base/fork.hpp"
 #include "base/streaming_copy.hpp"
 #include "base/log.hpp"
+#include "base/own_thread.hpp"
 #include "base/one_line.hpp"
 #include "base/recorder.hpp"
 #include "base/settings.hpp"
@@ -937,6 +939,30 @@ TEST(Errors, EveryCodeHasItsName) {
   EXPECT_STREQ(code_name(static_cast<Code>(static_cast<int>(isthmus::kLastCode) + 1)), "unknown result");
   EXPECT_STREQ(code_name(Code::Device), "device error");
   EXPECT_EQ(system_text("connect", ECONNREFUSED), isthmus::formatted("connect: Connection refused ({})", ECONNREFUSED));
+}
+
+// ---- naps ----------------------------------------------------------------------------------------------------------------------------
+
+unsigned long slack() { return static_cast<unsigned long>(::prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0)); }
+unsigned long slack_of_ours() {
+  unsigned long theirs = 0;
+  begin_own_thread([&theirs] { theirs = slack(); }).join();
+  return theirs;
+}
+
+TEST(Naps, TheKernelEndsTheNapsOfAThreadOfOursPromptlyAndOfNoOther) {
+  std::thread([] {
+    ASSERT_EQ(::prctl(PR_SET_TIMERSLACK, 77'000, 0, 0, 0), 0);
+    EXPECT_EQ(slack_of_ours(), kPromptSlackNs);
+    EXPECT_EQ(slack(), 77'000u);
+  }).join();
+}
+
+TEST(Naps, ASlackThatIsShorterStaysAsItIs) {
+  std::thread([] {
+    ASSERT_EQ(::prctl(PR_SET_TIMERSLACK, 10, 0, 0, 0), 0);
+    EXPECT_EQ(slack_of_ours(), 10u);
+  }).join();
 }
 
 }  // namespace

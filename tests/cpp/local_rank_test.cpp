@@ -1,19 +1,26 @@
 // The rooms of the context with a rank that only counts what it is asked: who calls it, and when nobody calls it any more.
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <thread>
 #include <vector>
 
+#include "asleep.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/own_thread.hpp"
 #include "device/host.hpp"
 #include "link/arena.hpp"
+#include "net/prompt_timer.hpp"
 #include "patience.hpp"
 #include "process/control_room.hpp"
 #include "process/device_workers.hpp"
 #include "process/progress.hpp"
+#include "process/socket_watch.hpp"
 #include "process/staging_book.hpp"
 
 namespace isthmus::process {
@@ -89,6 +96,13 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
   std::atomic<int> carried{0}, looked{0}, stopped{0};
 };
 
+template <class Holds>
+bool soon(Holds holds) {
+  for (const Deadline deadline(isthmus_test::soon()); !deadline.passed(); std::this_thread::yield())
+    if (holds()) return true;
+  return false;
+}
+
 class RoomTest : public testing::Test {
  protected:
   std::shared_ptr<CountingRank> seated(uint32_t epoch = 7) {
@@ -96,17 +110,29 @@ class RoomTest : public testing::Test {
     ranks.set(rank->my_index, rank);
     return rank;
   }
-  template <class Holds>
-  static bool soon(Holds holds) {
-    for (const Deadline deadline(isthmus_test::soon()); !deadline.passed(); std::this_thread::yield())
-      if (holds()) return true;
-    return false;
-  }
   link::Arena arena{8 << 20};
   RankTable ranks;
   Links links{arena, ranks, Stores::Auto, 1000};
   ControlRoom control{arena.doorbell(), ranks, links, 1'000'000};
 };
+
+// A look that comes too late is late by a nap.
+TEST(DeviceNaps, AreAPartOfTheWaitAndShorterWhereProcessorsAreToSpare) {
+  for (const int64_t waited : {0, 1'000, 100'000, 320'000}) EXPECT_EQ(Drivable::device_nap(waited, true), 5'000);
+  for (const int64_t waited : {0, 1'000, 100'000, 480'000}) EXPECT_EQ(Drivable::device_nap(waited, false), 30'000);
+  EXPECT_EQ(Drivable::device_nap(6'400'000, true), 100'000);
+  EXPECT_EQ(Drivable::device_nap(1'600'000, false), 100'000);
+}
+
+// Each look costs a switch of context.
+TEST(DeviceNaps, OfASecondAreNoMoreWhereProcessorsAreToSpareAndEndPromptly) {
+  const auto looks = [](bool spare, int64_t late) {
+    int count = 0;
+    for (int64_t waited = 20'000; waited < 1'000'000'000; waited += Drivable::device_nap(waited, spare) + late) ++count;
+    return count;
+  };
+  EXPECT_LE(looks(true, kPromptSlackNs), looks(false, kUsualSlackNs));
+}
 
 TEST_F(RoomTest, AFrameReachesTheRankOfItsIndexAndEpoch) {
   std::byte *to = nullptr;
@@ -282,6 +308,135 @@ TEST_F(RoomTest, ACallbackThatWaitsOnTheProgressThreadHasAnotherThreadTakeItsPla
   progress.stand_in();  // another thread than the progress thread: nothing
   progress.forget(other);
   progress.end();
+}
+
+// pthread_exit and pthread_cancel unwind a thread, as Python does with threads that want the lock of an interpreter that ends.
+TEST_F(RoomTest, ACallbackThatEndsTheProgressThreadHasAnotherThreadTakeItsPlace) {
+  Progress progress(arena, links, 1000);
+  progress.begin();
+  static std::atomic<int> endings;
+  endings = 3;
+  progress.call_soon([] {
+    if (endings.load() > 0 && endings.fetch_sub(1) > 0) ::pthread_exit(nullptr);
+  });
+  ASSERT_TRUE(soon([&] { return endings.load() == 0; })) << "the thread that took the place has the calls that were due";
+  const auto rank = seated();
+  rank->work = 3;
+  progress.activate(*rank);
+  EXPECT_TRUE(soon([&] { return !rank->has_work(); }));
+  progress.forget(rank);
+  progress.end();
+}
+
+TEST(PromptTimer, IsReadableWhenItsTimeIsOverAndNotOnceItIsArmedAgain) {
+  net::PromptTimer timer;
+  constexpr int64_t kShort = 1'000'000;
+  const int64_t begin = now_ns();
+  pollfd fd{timer.arm(kShort), POLLIN, 0};
+  ASSERT_GE(fd.fd, 0);
+  EXPECT_EQ(::poll(&fd, 1, -1), 1);
+  EXPECT_GE(now_ns() - begin, kShort);
+  EXPECT_EQ(::poll(&fd, 1, 0), 1);
+  EXPECT_EQ(timer.arm(3600 * int64_t{1'000'000'000}), fd.fd);
+  EXPECT_EQ(::poll(&fd, 1, 0), 0);
+  EXPECT_EQ(timer.arm(0), -1) << "that would never end";
+}
+
+// ---- who watches the sockets ---------------------------------------------------------------------------------------------------------
+
+// Nobody would poll the sockets until the sleeper's time is over.
+TEST(SocketWatch, NobodySleepsAtTheDoorbellWhereTheWatchHasBecomeFree) {
+  Doorbell bell;
+  SocketWatch watch(bell);
+  std::atomic<bool> has{false}, go{false};
+  std::thread holder([&] {
+    SocketWatch::Turn first(watch);
+    has = first.mine();
+    while (!go) std::this_thread::yield();
+  });
+  while (!has) std::this_thread::yield();
+  SocketWatch::Turn second(watch);
+  ASSERT_FALSE(second.mine());
+  go = true;
+  holder.join();  // it has rung, and nobody slept at the bell yet
+  EXPECT_FALSE(second.sleep(10'000'000, [] { return false; }));
+}
+
+// A short sleep for a device takes the watch for its timer alone.
+TEST(SocketWatch, WhoNeedsNoSocketTakesTheWatchOnlyWhereNobodySleepsForSockets) {
+  using Turn = SocketWatch::Turn;
+  Doorbell bell;
+  SocketWatch watch(bell);
+  const auto takes = [&] {
+    bool mine = false;
+    std::thread([&] { mine = Turn(watch, Turn::IfIdle{}).mine(); }).join();
+    return mine;
+  };
+  EXPECT_TRUE(takes());
+  EXPECT_TRUE(takes()) << "it was given back";
+  {
+    const Turn first(watch);
+    EXPECT_FALSE(takes());
+    EXPECT_FALSE(watch.others_sleep()) << "who takes nothing is no sleeper";
+  }
+  const Turn idle(watch, Turn::IfIdle{});
+  std::thread([&] {
+    const Turn second(watch);
+    EXPECT_FALSE(second.mine());
+    EXPECT_FALSE(takes());
+  }).join();
+}
+
+TEST_F(RoomTest, ASleepThatEndsPromptlyEndsByARingToo) {
+  std::atomic<bool> over{false};
+  std::atomic<pid_t> thread{0};
+  std::thread sleeper([&] {
+    thread = isthmus_test::this_thread();
+    links.sleep(
+        false, static_cast<int64_t>(2e9 * isthmus_test::soon()), [](LookAt) { return false; }, SleepEnds::Promptly);
+    over = true;
+  });
+  while (thread == 0) std::this_thread::yield();
+  EXPECT_TRUE(isthmus_test::falls_asleep(thread));
+  EXPECT_FALSE(over);
+  arena.doorbell().ring();
+  EXPECT_TRUE(soon([&] { return over.load(); }));
+  sleeper.join();
+}
+
+TEST_F(RoomTest, OfTwoSleepsThatEndPromptlyEachEndsAtItsTime) {
+  std::atomic<int> over{0};
+  const auto nap = [&] {
+    for (int i = 0; i < 20; ++i)
+      links.sleep(
+          false, 1'000'000, [](LookAt) { return false; }, SleepEnds::Promptly);
+    ++over;
+  };
+  std::thread first(nap), second(nap);
+  EXPECT_TRUE(soon([&] { return over == 2; }));
+  first.join();
+  second.join();
+}
+
+TEST(SocketWatch, WhoEndsTheWatchWakesASleeperWithoutIt) {
+  Doorbell bell;
+  SocketWatch watch(bell);
+  std::atomic<bool> woken{false};
+  std::atomic<pid_t> thread{0};
+  auto first = std::make_unique<SocketWatch::Turn>(watch);
+  ASSERT_TRUE(first->mine());
+  std::thread sleeper([&] {
+    SocketWatch::Turn second(watch);
+    EXPECT_FALSE(second.mine());
+    thread = isthmus_test::this_thread();
+    EXPECT_TRUE(second.sleep(static_cast<int64_t>(2e9 * isthmus_test::soon()), [] { return false; }));
+    woken = true;
+  });
+  while (thread == 0) std::this_thread::yield();
+  EXPECT_TRUE(isthmus_test::falls_asleep(thread));
+  first.reset();
+  EXPECT_TRUE(soon([&] { return woken.load(); }));
+  sleeper.join();
 }
 
 TEST_F(RoomTest, AWorkerComesAgainWhileMessagesWait) {

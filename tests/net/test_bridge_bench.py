@@ -67,7 +67,11 @@ def latency(with_us: float, most_us: float, ranks: float, others: float = 0.0) -
         "fleet": "nvidia:1,amd:1",
         "gate_us": 500,
         "p50_seconds": {"with": [with_us * 1e-6], "without": [200e-6]},
-        "hand_offs": {"waits": ["asleep", "rank", "gate"], "p50_seconds": [90e-6]},
+        "hand_offs": {
+            "waits": ["asleep", "rank", "gate"],
+            "p50_seconds": [90e-6],
+            "single_p50_seconds": {"futex": [31e-6], "eventfd": [32e-6]},
+        },
         "most_seconds": most_us * 1e-6,
         "gates": 1.1,
         "processors": {"with": shares(ranks, others), "without": {**shares(0.9), "void": False}},
@@ -160,7 +164,7 @@ def test_each_figure_has_the_machines_share_and_a_warning_where_others_had_more_
     assert warnings == ["rehearsal  WARNING: others had 85% of the processors meanwhile: gloo's ring, median"]
 
 
-def test_the_latency_is_judged_by_the_hand_offs_alone_and_knows_who_had_the_processors(
+def test_the_latency_is_judged_by_a_limit_beside_the_kernels_hand_offs_and_knows_who_had_the_processors(
     bridge: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verdicts = []
@@ -171,6 +175,8 @@ def test_the_latency_is_judged_by_the_hand_offs_alone_and_knows_who_had_the_proc
         assert not any("WARNING" in line for line in lines), lines
         assert any("VOID" in line for line in lines) == found["void"], lines
         assert any("p50 of 3 hand-offs alone" in line and " 90 us" in line for line in lines), lines
+        assert any("p50 of 3 hand-offs by futex" in line and " 93 us" in line for line in lines), lines
+        assert any("p50 of 3 hand-offs by eventfd" in line and " 96 us" in line for line in lines), lines
         assert any("p50 of a whole call without that latency" in line and "all 90%" in line for line in lines), lines
     assert verdicts == ["reached", "NOT reached", "VOID"]
     bridge.show_latency(latency(1080, 1090, 0.4, others=0.2))
@@ -185,7 +191,9 @@ def test_the_chain_of_hand_offs_has_a_time_for_each_round() -> None:
     assert ended.returncode == 0, ended.stderr[-2000:]
     found = json.loads(ended.stdout)
     assert len(found["hand_offs"]) == 5 and len(found["seconds"]) == 20
-    assert all(0 < seconds < 60 for seconds in found["seconds"]), found
+    single = found["single_p50_seconds"]
+    assert set(single) == {"futex", "eventfd"}
+    assert all(0 < seconds < 60 for seconds in (*found["seconds"], *single.values())), found
 
 
 def figures(value: Any) -> list[float]:
@@ -255,4 +263,5 @@ def test_the_benchmark_runs_and_its_rows_are_whole_right_and_marked_as_a_rehears
     assert min(busy["copies out"], busy["copies in"]) >= 0.99 * (1 << 20) / 50e6, busy
     assert min(busy["interface out"], busy["interface in"]) > 0.5 * (1 << 20) / 50e6, busy
     assert min(*small["p50_seconds"]["with"], *small["p50_seconds"]["without"], *small["hand_offs"]["p50_seconds"]) > 0
-    assert small["most_seconds"] > 2 * small["gate_us"] * 1e-6
+    # Nothing that was measured is in the limit, so the limit cannot move with what it judges.
+    assert small["most_seconds"] == pytest.approx((2 * small["gate_us"] + 60) * 1e-6)
