@@ -72,6 +72,18 @@ void Arena::free_staging(uint64_t offset) noexcept {
   release(beyond(offset) ? beyond_ : staging_, offset);
 }
 
+void Arena::place_staging(int node) {
+  const Lock lock(pages_mutex_);
+  if (!pages_.asked) pages_ = ask_for_pages({staging_begin(), staging_limit()}, node);
+}
+
+StagingPages Arena::staging_pages() const {
+  const Lock lock(pages_mutex_);
+  StagingPages pages = pages_;
+  if (pages.asked) look_at_pages({staging_begin(), staging_limit()}, pages);
+  return pages;
+}
+
 void Arena::staging_is_pinned(size_t bytes) {
   const Lock lock(mutex_);
   pinned_ = true;

@@ -18,6 +18,7 @@
 #include "base/handles.hpp"
 #include "base/doorbell.hpp"
 #include "base/lock.hpp"
+#include "link/staging_pages.hpp"
 
 namespace isthmus::link {
 
@@ -54,6 +55,10 @@ class Arena {
   size_t staging_limit() const noexcept;
   std::byte *staging_begin() const noexcept { return base() + kStagingOffset; }
 
+  // For a device that is about to pin staging: its pages are to lie on that node (-1: any) and to be huge. The first call counts.
+  void place_staging(int node);
+  // As the kernel has it, once a device has pinned staging.
+  StagingPages staging_pages() const;
   // The first `bytes` of staging are pinned for a device. From now on staging is allocated there, and freed pages are kept.
   // A page that went back to the system would come again as another page, and the device would go on writing to the first.
   void staging_is_pinned(size_t bytes);
@@ -77,6 +82,9 @@ class Arena {
   Region staging_ ISTHMUS_GUARDED_BY(mutex_);
   Region beyond_ ISTHMUS_GUARDED_BY(mutex_);
   bool pinned_ ISTHMUS_GUARDED_BY(mutex_) = false;
+  mutable Mutex
+      pages_mutex_;  // held over the system calls that place pages and look at them, all of them at init or in a report
+  StagingPages pages_ ISTHMUS_GUARDED_BY(pages_mutex_);
 };
 
 }  // namespace isthmus::link

@@ -104,6 +104,19 @@ std::string devices_json() {
   return out.dump(1);
 }
 
+namespace {
+
+nlohmann::ordered_json pages_of(const link::StagingPages &pages) {
+  if (!pages.asked) return nullptr;
+  return {{"numa", pages.node},
+          {"looked_at", pages.looked},
+          {"elsewhere", pages.elsewhere},
+          {"huge_bytes", pages.huge_bytes},
+          {"lost", pages.lost()}};
+}
+
+}  // namespace
+
 std::string context_json() {
   nlohmann::ordered_json out{
       {"active", false}, {"simd", reduce::target()}, {"abandoned_threads", device::abandoned_threads()}};
@@ -121,6 +134,7 @@ std::string context_json() {
            {"rings_lost", s.rings_lost},
            {"staging_used", s.staging_used},
            {"staging_limit", s.staging_limit},
+           {"staging_pages", pages_of(c->arena().staging_pages())},
            {"endpoint", {{"hostname", c->mesh().self().hostname}, {"tcp", c->mesh().self().tcp}}}};
   }
   return out.dump(1);

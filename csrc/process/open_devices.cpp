@@ -60,7 +60,8 @@ std::shared_ptr<device::Stream> OpenDevices::own_stream(device::Runtime &runtime
   OpenDevice::OwnStream *least = nullptr;
   int many = 0;
   for (OpenDevice::OwnStream &s : d.own) {
-    if (s.ordinal != ordinal) continue;
+    const auto stream = s.stream.lock();
+    if (s.ordinal != ordinal || !stream || stream->cuts() != 0 || !stream->status().ok()) continue;
     ++many;
     if (!least || s.stream.use_count() < least->stream.use_count()) least = &s;
   }
@@ -83,6 +84,8 @@ std::shared_ptr<DeviceScratch> OpenDevices::scratch(device::Runtime &runtime, in
 void OpenDevices::register_arena(OpenDevice &d) {
   std::byte *const staging = arena_.staging_begin();
   const size_t wanted = arena_.staging_limit();
+  const int node = d.runtime->numa(d.device);
+  arena_.place_staging(node);
   for (size_t bytes = wanted;; bytes = bytes / 2 / 4096 * 4096) {
     try {
       d.runtime->register_host(d.device, staging, bytes);
@@ -100,6 +103,12 @@ void OpenDevices::register_arena(OpenDevice &d) {
     arena_.staging_is_pinned(bytes);
     break;
   }
+  const link::StagingPages pages = arena_.staging_pages();
+  if (const std::string lost = pages.lost(); !lost.empty() && !told_.exchange(true))
+    ISTHMUS_INFO("staging memory for {}:{} works, and {}", d.runtime->vendor(), d.device, lost);
+  if (node >= 0 && pages.node != node)
+    ISTHMUS_INFO("staging memory for {}:{} was placed for a device before, on NUMA node {} and not on node {}, the device's",
+                 d.runtime->vendor(), d.device, pages.node, node);
   d.there = static_cast<std::byte *>(d.runtime->device_address(d.device, staging)) - (staging - arena_.base());
 }
 

@@ -5,6 +5,7 @@
 // that hangs holds up its own lock alone.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -31,7 +32,8 @@ class OpenDevices {
   // the gate of one rank may wait for what stands on the stream of another rank.
   std::shared_ptr<device::Stream> stream(device::Runtime &runtime, int device, int number);
   // A stream for the work of one communicator of the process's rank `ordinal` on that device. Such work waits for no other communicator's gate. So many
-  // communicators of a rank have a stream each; further ones share the stream that the fewest have.
+  // communicators of a rank have a stream each; further ones share the stream that the fewest have. A stream that has failed, or that was stopped
+  // for a communicator that has failed, is for those alone who have it.
   std::shared_ptr<device::Stream> own_stream(device::Runtime &runtime, int device, int ordinal);
   static constexpr int kMostOwnStreams = 16;
   std::shared_ptr<DeviceScratch> scratch(device::Runtime &runtime, int device);
@@ -74,6 +76,7 @@ class OpenDevices {
   link::Arena &arena_;
   Mutex mutex_;  // never held over a call of a runtime
   std::deque<OpenDevice> devices_ ISTHMUS_GUARDED_BY(mutex_);
+  std::atomic<bool> told_{false};  // what was lost of the pages that were asked for
 };
 
 }  // namespace isthmus::process

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from isthmus import __main__, launch
-from isthmus.cli import bench, layout, svg, topo
+from isthmus.cli import bench, doctor, layout, svg, topo
 from isthmus.cli.explain import parse_bytes
 from patience import patient
 
@@ -85,6 +85,23 @@ def test_the_page_of_settings_is_the_librarys_table() -> None:
     assert command("doctor", "--markdown").stdout == page.read_text(), (
         "isthmus doctor --markdown > docs/reference/settings.md"
     )
+
+
+@pytest.mark.parametrize(
+    ("switch", "state"), [("always [advise] never", "ok"), ("always advise [never]", "note"), (None, "note")]
+)
+def test_doctor_says_whether_staging_memory_may_be_of_huge_pages(
+    monkeypatch: pytest.MonkeyPatch, switch: str | None, state: str
+) -> None:
+    def read(path: Path) -> str:
+        if switch is None:
+            raise FileNotFoundError(2, "No such file or directory")
+        return switch + "\n"
+
+    monkeypatch.setattr(Path, "read_text", read)
+    found = doctor.huge_pages()
+    assert found.state == state and "shmem_enabled" in found.text
+    assert bool(found.remedy) == (switch is not None and state == "note")
 
 
 def test_doctor_names_a_bad_setting_and_ends_with_1() -> None:

@@ -164,6 +164,13 @@ def test_communicators_that_find_no_staging_memory_get_what_others_do_not_use(br
         assert stats["communicators"] == 21 and stats["staging_used"] <= stats["staging_limit"] == 8 << 20
 
 
+def test_a_process_with_a_device_says_what_became_of_the_pages_that_it_asked_for() -> None:
+    device, host = run_fleet("nvidia:1,cpu:1", lambda comm: isthmus.context_stats()["staging_pages"])
+    assert host is None, "nothing is pinned, so nothing is asked for"
+    assert device["elsewhere"] <= device["looked_at"]
+    assert (device["huge_bytes"] == 0) or not device["lost"], device
+
+
 def heard(body: Callable[[isthmus.Comm], Any]) -> Callable[[], tuple[Any, str]]:
     """A rank's body that makes the communicator, and what the process has said on stderr."""
 

@@ -161,7 +161,7 @@ def devices() -> list[Finding]:
     wanted, _, number = chosen.partition(":")
     how = f"; ISTHMUS_DEVICE=host, {here}" if chosen == "host" else ", where ISTHMUS_DEVICE=host"
     findings = [Finding("host", "ok", f"ranks on host memory{how}")]
-    there = False
+    there = seen = False
     for found in json.loads(_core.devices()):
         if not found["found"]:
             asked = found["vendor"] == wanted
@@ -175,12 +175,30 @@ def devices() -> list[Finding]:
                 text += "a rank works on it" if chosen == name else "a rank works on the one of its local number"
             else:
                 text += f"ISTHMUS_DEVICE={name} makes a rank work on it"
+            if device["numa"] >= 0:
+                text += f"; near NUMA node {device['numa']}"
             if not device["gates"]:
                 text += "; its streams cannot wait for the host, so calls block until the exchange is done"
             findings.append(Finding(name, "ok", text))
+            seen = True
+    if seen:
+        findings.append(huge_pages())
     if number and not there and not any(f.subject == wanted and f.state == "bad" for f in findings):
         findings.append(Finding(chosen, "bad", "there is no such device", "`isthmus doctor` lists those that there are"))
     return findings
+
+
+def huge_pages() -> Finding:
+    """Whether the staging memory, which a process with a device pins, may be of huge pages."""
+    switch = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    try:
+        chosen = switch.read_text().partition("[")[2].partition("]")[0]
+    except OSError as error:
+        return Finding("huge pages", "note", f"none for staging memory: {switch}: {error.strerror}", asked=False)
+    if chosen in ("never", "deny"):
+        text = f"none for staging memory: {switch} is {chosen}"
+        return Finding("huge pages", "note", text, f"echo advise > {switch}", asked=False)
+    return Finding("huge pages", "ok", f"for staging memory where the kernel has them: {switch} is {chosen}", asked=False)
 
 
 def libraries() -> list[Finding]:

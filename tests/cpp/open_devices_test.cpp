@@ -1,0 +1,142 @@
+// What a process has on a device: whose streams a communicator gets, and where the memory lies that the device pins.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+#include "device/host.hpp"
+#include "link/arena.hpp"
+#include "process/open_devices.hpp"
+
+namespace isthmus::process {
+namespace {
+
+struct PlainStream final : device::Stream {
+  int device() const noexcept override { return 0; }
+  Status status() const override { return state; }
+  bool capturing() const override { return false; }
+  uint64_t cuts() const noexcept override { return stopped; }
+  Status state;
+  uint64_t stopped = 0;
+};
+
+// A device with streams that do nothing, near a node of its own. All else is the host's.
+class PlainRuntime final : public device::Runtime {
+ public:
+  explicit PlainRuntime(int node = -1) : node_(node) {}
+  const char *maker() const noexcept override { return "plain"; }
+  const char *vendor() const noexcept override { return "plain"; }
+  std::string version() const override { return "1"; }
+  int devices() const override { return 1; }
+  device::Capabilities capabilities(int) const override { return {}; }
+  std::string describe(int) const override { return "plain"; }
+  int numa(int) const override { return node_; }
+  std::unique_ptr<device::Stream> make_stream(int, const char *) override { return std::make_unique<PlainStream>(); }
+  std::unique_ptr<device::Stream> adopt(int, void *) override { return nullptr; }
+  std::unique_ptr<device::Event> make_event(int) override { return nullptr; }
+  std::unique_ptr<device::StreamGate> make_gate(int) override { return nullptr; }
+  std::unique_ptr<device::Signal> make_signal(int, device::Wake, void *) override { return nullptr; }
+  void copy(device::Stream &, void *, const void *, size_t, const std::atomic<bool> *) override {}
+  void *allocate(int, size_t) override { return nullptr; }
+  void release(int, void *) noexcept override {}
+  void register_host(int, void *, size_t bytes) override { registered += bytes; }
+  bool unregister_host(int, void *) noexcept override { return true; }
+  void *device_address(int, const void *memory) const override { return const_cast<void *>(memory); }
+  device::PointerInfo find(const void *) const override { return {}; }
+  size_t registered = 0;
+
+ private:
+  const int node_;
+};
+
+class OwnStreams : public testing::Test {
+ protected:
+  std::shared_ptr<device::Stream> one_more() { return devices.own_stream(runtime, 0, 0); }
+  static PlainStream &plain(const std::shared_ptr<device::Stream> &stream) { return dynamic_cast<PlainStream &>(*stream); }
+  void SetUp() override {
+    for (int i = 0; i < OpenDevices::kMostOwnStreams; ++i) all.push_back(one_more());
+  }
+  link::Arena arena{8 << 20};
+  OpenDevices devices{arena};
+  PlainRuntime runtime;
+  std::vector<std::shared_ptr<device::Stream>> all;
+};
+
+TEST_F(OwnStreams, AreOneForEachCommunicatorAndThenTheLeastShared) {
+  EXPECT_EQ(std::set(all.begin(), all.end()).size(), all.size());
+  std::set<std::shared_ptr<device::Stream>> shared;
+  std::vector<std::shared_ptr<device::Stream>> held;
+  for (int i = 0; i < OpenDevices::kMostOwnStreams; ++i) shared.insert(held.emplace_back(one_more()));
+  EXPECT_EQ(shared, std::set(all.begin(), all.end()));
+}
+
+// A stop drops what stands on the stream, and is repeated until the stream is empty.
+TEST_F(OwnStreams, ThatWereStoppedAreForNobodyElse) {
+  plain(all[0]).stopped = 1;
+  for (int i = 0; i < 3 * OpenDevices::kMostOwnStreams; ++i) {
+    all.push_back(one_more());
+    ASSERT_NE(all.back(), all[0]);
+  }
+}
+
+TEST_F(OwnStreams, ThatHaveFailedAreForNobodyElse) {
+  for (const auto &stream : all) plain(stream).state = {Code::Device, "it has failed"};
+  const std::set old(all.begin(), all.end());
+  EXPECT_FALSE(old.contains(one_more()));
+}
+
+// ---- pages of staging memory ---------------------------------------------------------------------------------------------------------
+
+constexpr int kNoSuchNode = 1000;
+
+TEST(StagingPages, OfANodeThatThereIsNotLieAnywhereAndTheLossIsTold) {
+  link::Arena arena(8 << 20);
+  OpenDevices devices(arena);
+  PlainRuntime runtime(kNoSuchNode);
+  EXPECT_EQ(devices.arena_on(runtime, 0), arena.base());
+  EXPECT_EQ(runtime.registered, arena.staging_limit());
+  const link::StagingPages pages = arena.staging_pages();
+  EXPECT_EQ(pages.node, kNoSuchNode);
+  EXPECT_NE(pages.node_lost, "");
+  EXPECT_NE(pages.lost().find("NUMA node"), std::string::npos) << pages.lost();
+  const uint64_t offset = arena.allocate_staging(64 << 10);
+  std::memset(arena.base() + offset, 7, 64 << 10);  // it is there all the same
+  arena.free_staging(offset);
+  devices.end();
+}
+
+TEST(StagingPages, LieOnTheNodeOfTheDevice) {
+  link::Arena arena(8 << 20);
+  OpenDevices devices(arena);
+  PlainRuntime runtime(0);
+  devices.arena_on(runtime, 0);
+  const uint64_t offset = arena.allocate_staging(1 << 20);
+  std::memset(arena.base() + offset, 7, 1 << 20);
+  const link::StagingPages pages = arena.staging_pages();
+  EXPECT_EQ(pages.node, 0);
+  if (!pages.node_lost.empty()) GTEST_SKIP() << "this kernel takes no node: " << pages.node_lost;
+  EXPECT_GT(pages.looked, 0u);
+  EXPECT_EQ(pages.elsewhere, 0u) << pages.lost();
+  devices.end();
+}
+
+TEST(StagingPages, AreHugeOrSayWhyNot) {
+  link::Arena arena(8 << 20);
+  arena.place_staging(-1);
+  const uint64_t offset = arena.allocate_staging(8 << 20);
+  std::memset(arena.base() + offset, 7, 8 << 20);
+  const link::StagingPages pages = arena.staging_pages();
+  if (pages.huge_bytes == 0 && pages.huge_lost.empty()) GTEST_SKIP() << "the kernel may give huge pages, and has none now";
+  EXPECT_NE(pages.huge_bytes != 0, !pages.huge_lost.empty());
+}
+
+TEST(StagingPages, AreAskedForOnceAndOnlyForADevice) {
+  link::Arena arena(8 << 20);
+  EXPECT_FALSE(arena.staging_pages().asked) << "host ranks keep a sparse file, and small pages";
+  arena.place_staging(kNoSuchNode);
+  arena.place_staging(0);
+  EXPECT_EQ(arena.staging_pages().node, kNoSuchNode) << "what is pinned stays where it is";
+}
+
+}  // namespace
+}  // namespace isthmus::process
