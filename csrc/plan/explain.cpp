@@ -210,6 +210,34 @@ std::string form_line(const Plan &p, const topology::Topology &t) {
   return formatted("  form    pieces, as above {}: {}\n", size_text(r.small_bytes), says);
 }
 
+// As what numbers of a sum cross between the groups, in the frames of such steps: partial sums of ranks of the host in the type that they are added
+// in, and what a library has summed, a rank's own data and results in the type of the call. Slots hold nothing else than the type of the call.
+std::vector<std::string> crossing(const Plan &p, const topology::Topology &t, StepKind kind) {
+  std::vector<std::string> out;
+  if (!is_reduction(p.request.collective) || t.flat || t.islands.size() < 2) return out;
+  const DType type = p.request.dtype, wide = accumulator(type);
+  const auto any = [&](bool partial) {
+    return std::any_of(p.steps.begin(), p.steps.end(),
+                       [&](const Step &s) { return s.kind == kind && !s.token && (s.partial && wide != type) == partial; });
+  };
+  if (any(true)) out.emplace_back(dtype_name(wide));
+  if (any(false) || by_shared_slots(t, p.request.collective)) out.emplace_back(dtype_name(type));
+  return out;
+}
+
+std::string crossing_line(const Plan &p, const topology::Topology &t) {
+  std::string text;
+  for (const auto kind : {StepKind::Send, StepKind::Recv}) {
+    std::string types;
+    for (const std::string &type : crossing(p, t, kind))
+      types += formatted("{}{}{}", types.empty() ? "" : " and ", type,
+                         type != dtype_name(p.request.dtype) ? " (partial sums)" : "");
+    if (!types.empty())
+      text += formatted("{}{} {}", text.empty() ? "" : ", ", kind == StepKind::Send ? "sends" : "receives", types);
+  }
+  return text.empty() ? text : formatted("  crosses {}\n", text);
+}
+
 std::string heading(const Plan &p, const topology::Topology &t, const topology::Topology &whole) {
   const Request &r = p.request;
   std::string text = formatted("{}, rank {} of {}", collective_name(r.collective), p.rank, p.world);
@@ -231,7 +259,7 @@ std::string heading(const Plan &p, const topology::Topology &t, const topology::
                               : bridged_text(p, t) + reached);
   if (const std::vector<int> inside = inside_of(whole, p.rank, r); !inside.empty())
     text += formatted("  inside  {} moves what stays among ranks {}\n", library_of(p, whole), ranks_text(inside));
-  text += form_line(p, t);
+  text += form_line(p, t) + crossing_line(p, t);
   text += moves_whole_blocks(p)      ? std::string("  chunks  none: whole blocks")
           : is_varying(r.collective) ? formatted("  chunks  of {}", size_text(p.chunk))
                                      : formatted("  chunks  {} of {}", p.chunks, size_text(p.chunk));
@@ -333,6 +361,7 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
     }
   if (!t.flat && t.islands.size() > 1 && !by_shared_slots(t, plan.request.collective) && !meets_on_hosts(plan, t))
     out["bridge"] = {{"shares", bridge_shares(t.weights)}, {"time", bridge_time(t.weights)}};
+  out["crosses"] = {{"sent", crossing(plan, t, StepKind::Send)}, {"received", crossing(plan, t, StepKind::Recv)}};
   if (has_leader_exchange(t, r.collective) && r.bytes > 0) {
     out["form"] = takes_leader_exchange(t, r) ? "leader exchange" : "pieces";
     out["leader_exchange"] = {{"bytes", r.small_bytes},

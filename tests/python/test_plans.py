@@ -146,3 +146,21 @@ def test_explain_is_data_and_text() -> None:
     assert plan["bridge"]["shares"] == [0.5, 0.5]
     for words in ("send", "partial results", "copied in", "T*", "cost"):
         assert words in plan["text"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("nbytes", [256, 1 << 20])
+def test_explain_states_the_dtype_in_which_sums_cross(dtype: str, nbytes: int) -> None:
+    def crosses(islands: str, collective: str = "all_reduce", bridge: str = "tcp") -> tuple[Any, str]:
+        op = {"collective": collective, "dtype": dtype, "bytes": nbytes}
+        plan = prove({"ranks": ranks_of(islands), "bridge": bridge, "operations": [op], "explain": 0})
+        lines = [line for line in plan["text"].splitlines() if line.startswith("  crosses ")]
+        return plan["crosses"], lines[0].removeprefix("  crosses ") if lines else ""
+
+    alone, text = crosses("ab")
+    assert alone == {"sent": [dtype], "received": [dtype]}, "a rank's own data"
+    assert text == f"sends {dtype}, receives {dtype}"
+    several, text = crosses("aabb")
+    assert several["sent"][0] == several["received"][0] == "float32", "sums of several ranks are not rounded on their way"
+    assert ("float32 (partial sums)" in text) == (dtype != "float32")
+    assert crosses("aabb", "all_gather") == crosses("aabb", bridge="auto") == ({"sent": [], "received": []}, "")
