@@ -143,13 +143,17 @@ void Backend::shutdown() {
 void Backend::shutdown_all() {
   const interpreter::WithoutGil without_gil;
   while (true) {
-    Backend *backend = nullptr;
+    c10::intrusive_ptr<Backend> backend;
     {
       const auto open = open_groups().lock();
       if (open->empty()) break;
-      backend = *open->begin();
-      open->erase(backend);
+      Backend *const one = *open->begin();
+      open->erase(one);
+      // Another thread may let go of the group meanwhile. Where that thread has done so already, its shutdown() waits for this lock, and
+      // goes on with the group by itself.
+      backend = c10::intrusive_ptr<Backend>::reclaim(c10::raw::weak_intrusive_ptr::lock(one));
     }
+    if (!backend) continue;
     static_cast<void>(isthmus_comm_set_timeout(backend->comm_, kExitSeconds));
     backend->shutdown();
   }

@@ -665,6 +665,56 @@ def test_a_program_that_never_destroys_its_group_ends_by_itself(tmp_path: object
         assert out.strip() == "done [2.0, 2.0, 2.0]"
 
 
+# Each thread has the only reference to its group. One is inside of a call when all groups are shut down, and lets go of its
+# group as soon as the call has ended, which shutdown_all() waits for.
+_LET_GO_MEANWHILE = """
+import threading, time, torch, torch.distributed as dist, isthmus.torch
+from datetime import timedelta
+from pathlib import Path
+from isthmus.torch import _torch
+
+def rank(store, number, made, over):
+    group = _torch.create(store, number, 2, timedelta(seconds=60), "", [], None)
+    made[number].set()
+    if number == 1:
+        over.wait()
+        return
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    try:
+        group.allreduce([torch.ones(3)], options)
+    except RuntimeError:
+        pass
+
+def sleeps(thread):
+    return Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(") ")[2][0] == "S"
+
+for turn in range(20):
+    store, made, over = dist.HashStore(), [threading.Event(), threading.Event()], threading.Event()
+    ranks = [threading.Thread(target=rank, args=(store, number, made, over)) for number in range(2)]
+    for thread in ranks:
+        thread.start()
+    for event in made:
+        event.wait()
+    while sum(sleeps(ranks[0]) for _ in range(5)) < 5:  # in the call, for which rank 1 does not come
+        time.sleep(0.001)
+    _torch.shutdown_all()
+    over.set()
+    for thread in ranks:
+        thread.join()
+print("over", flush=True)
+"""
+
+
+def test_a_group_that_its_last_holder_lets_go_while_all_are_shut_down_is_there_until_then() -> None:
+    # What was freed is overwritten, so a group that is gone is no group any more.
+    ended = subprocess.run(
+        [sys.executable, "-c", _LET_GO_MEANWHILE],
+        **{"capture_output": True, "text": True, "timeout": patient(120), "env": {**os.environ, "MALLOC_PERTURB_": "165"}},
+    )
+    assert (ended.returncode, ended.stdout.strip()) == (0, "over"), ended.stderr
+
+
 def test_a_forked_child_may_exit_and_its_parent_works_on() -> None:
     def body() -> None:
         x = torch.ones(10)
