@@ -380,22 +380,22 @@ bool UcxLink::pull(FrameSink &sink) {
 bool UcxLink::progress(FrameSink &sink) {
   if (dead_.load(std::memory_order_relaxed) || !worker_.try_turn()) return false;
   watched_.store(false, std::memory_order_relaxed);
-  bool moved = false;
+  bool moved = false, mine = false;  // mine: something of this link has happened
   try {
     moved = worker_.progress();
-    moved |= pull(sink);
-    moved |= push();
+    mine = to_read_.load(std::memory_order_relaxed);
+    mine |= pull(sink), mine |= push();
   } catch (...) {  // no memory
     worker_.end_turn();
     throw;
   }
-  const State &s = *state_;
-  // What came before the peer's end is brought first.
-  const bool over = s.fault || (s.failure != kOk && !moved && !deferred_.load(std::memory_order_relaxed));
+  // What came before the peer's end is brought first. What happens on other links does not count, as they may always be busy.
+  const bool waits = mine || deferred_.load(std::memory_order_relaxed),
+             over = state_->fault || (state_->failure != kOk && !waits);
   if (over) die();
   worker_.end_turn();
   if (over) sink.broken(trouble());
-  return moved;
+  return moved || mine;
 }
 
 // ---- ends ----------------------------------------------------------------------------------------------------------------

@@ -657,6 +657,37 @@ INSTANTIATE_TEST_SUITE_P(, Sockets,
                                          Kind{"loopback", loopback_ends, 2, false}),
                          [](const auto &tested) { return std::string(tested.param.name); });
 
+// All UCX links of a process have one worker: what it takes out of UCX may be for any of them.
+TEST(UcxNeighbours, ADeadPeerIsReportedHoweverBusyAnotherLinkIs) {
+  const Made ends = ucx_ends("tcp", UcxLink::kMostMemory);
+  if (!ends) GTEST_SKIP() << "libucp.so.0 is not on this machine (Debian: libucx0)";
+  static constexpr uint8_t kFirst[16] = {1, 2, 3}, kThird[16] = {7, 8, 9};
+  UcxWorker third;
+  std::vector<std::byte> near(UcxLink::kLeastMemory), far(UcxLink::kLeastMemory);
+  UcxLink to(*ends->workers[0], third.address(), UcxPair{std::span(kFirst), std::span(kThird)}, near);
+  UcxLink from(third, ends->workers[0]->address(), UcxPair{std::span(kThird), std::span(kFirst)}, far);
+  Inbox back, busy, none;
+  const Deadline deadline(isthmus_test::soon());
+  while (!(to.ready() && from.ready()) && !deadline.passed()) drive(to, busy), drive(from, none);
+  ASSERT_TRUE(to.ready() && from.ready());
+  UcxLink &dying = ucx(*ends->links[0]);
+  ends->links[1].reset();
+  ends->workers[1].reset();
+  int late = 0;  // looks at the link that left its end untold
+  for (uint64_t n = 0; back.ends.empty() && !deadline.passed(); n += 8) {
+    Letters letters;
+    for (uint64_t i = 0; i < 8; ++i) letters.emplace_back(FrameKind::Message, n + i, 100);
+    for (Letter &l : letters) from.post(l);
+    while (!std::all_of(letters.begin(), letters.end(), [](const Letter &l) { return l.over(); })) drive(from, none);
+    drive(dying, back);
+    late += !dying.trouble().empty() && back.ends.empty();
+    drive(to, busy);
+  }
+  EXPECT_EQ(back.ends.size(), 1u);
+  EXPECT_LE(late, 1);
+  EXPECT_TRUE(busy.ends.empty());
+}
+
 TEST_P(MortalLink, ADeadPeerIsReportedOnceAndEndsNothingButByCancel) {
   Letters letters, later;
   for (uint64_t i = 0; i < 20; ++i)
