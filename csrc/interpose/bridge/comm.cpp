@@ -293,17 +293,16 @@ Outcome Comm::finalize() {
   return first;
 }
 
-void Comm::drain() {
+Outcome Comm::drain() {
   {
     Lock lock(mutex_);
     settled_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return !starting_; });  // init has a deadline
   }
-  finalize();
+  return finalize();
 }
 
 Outcome Comm::destroy() {
-  drain();
-  const Outcome ended = finalize();
+  Outcome ended = drain();
   isthmus_comm_t comm = nullptr;
   {
     const Lock lock(mutex_);

@@ -145,7 +145,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Outcome run(const BridgedCall &operation);  // a barrier has ended when this returns
   Outcome open();                             // whether the communicator takes operations
   Outcome finalize();                         // waits for all operations that were begun
-  void drain();                               // waits likewise, and for the communicator; an abort by another thread ends it
+  Outcome drain();                            // waits likewise, and for the communicator; an abort by another thread ends it
   Outcome destroy();                          // waits likewise
   // Ends the communicator of this rank, now. Where this rank has ended all that it has begun, the other ranks hear of it as of a
   // destroy: what they have in flight ends well, and later operations with this rank fail. Programs end a good run like that
