@@ -164,13 +164,6 @@ def test_communicators_that_find_no_staging_memory_get_what_others_do_not_use(br
         assert stats["communicators"] == 21 and stats["staging_used"] <= stats["staging_limit"] == 8 << 20
 
 
-def test_a_process_with_a_device_says_what_became_of_the_pages_that_it_asked_for() -> None:
-    device, host = run_fleet("nvidia:1,cpu:1", lambda comm: isthmus.context_stats()["staging_pages"])
-    assert host is None, "nothing is pinned, so nothing is asked for"
-    assert device["elsewhere"] <= device["looked_at"]
-    assert (device["huge_bytes"] == 0) or not device["lost"], device
-
-
 def heard(body: Callable[[isthmus.Comm], Any]) -> Callable[[], tuple[Any, str]]:
     """A rank's body that makes the communicator, and what the process has said on stderr."""
 
@@ -183,6 +176,20 @@ def heard(body: Callable[[isthmus.Comm], Any]) -> Callable[[], tuple[Any, str]]:
             return result, file.read().decode()
 
     return one
+
+
+def test_a_process_with_a_device_says_what_became_of_the_pages_that_it_asked_for() -> None:
+    def body(comm: isthmus.Comm) -> Any:
+        with comm.split(0, comm.rank):  # has the same memory, and tells nothing
+            return isthmus.context_stats()["staging_pages"]
+
+    (device, told), (host, silent) = run_fleet("nvidia:1,cpu:1", heard(body), init=False, env={"ISTHMUS_LOG": "info"})
+    assert host is None and "staging memory for" not in silent, "nothing is pinned, so nothing is asked for"
+    assert device["elsewhere"] <= device["looked_at"]
+    assert device["huge_bytes"] == 0 or not device["lost"], device
+    lines = [line for line in told.splitlines() if "staging memory for" in line]
+    assert len(lines) == bool(device["lost"]), told
+    assert all(device["lost"] in line for line in lines), lines
 
 
 @pytest.mark.parametrize(
