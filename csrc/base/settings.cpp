@@ -59,9 +59,9 @@ constexpr SettingRow kSettings[] = {
     {Setting::EagerBytes, "ISTHMUS_EAGER_BYTES", K::Bytes, "8K", 0, 65536, "", true,
      "largest contribution of one rank that takes the one-hop path"},
     {Setting::GroupWaitMs, "ISTHMUS_GROUP_WAIT_MS", K::Integer, "2", 0, 60000, "", false,
-     "how long the end of a group that sends more device memory on a stream than the receive slots hold waits for the other "
-     "side "
-     "to come to its own group; what has no slot by then goes by the link"},
+     "how long the end of a group of messages waits for the other sides to come to their own groups: to have the vendor's "
+     "library carry what may go by it (ISTHMUS_LIBRARY_MESSAGES), and where the group sends more device memory on a stream "
+     "than the receive slots hold; what has no slot by then goes by the link"},
     {Setting::GuardSlots, "ISTHMUS_GUARD_SLOTS", K::Choice, "off", 0, 0, "off|on", false,
      "on: slots are without access for this process while an operation runs in which only devices touch them, so that a "
      "touch ends it; a check, for processes of one rank"},
@@ -87,6 +87,9 @@ constexpr SettingRow kSettings[] = {
      "-1: "
      "ISTHMUS_EAGER_BYTES where that is given, else what the ranks' profiles measured, else 8192. Never more than 4 times "
      "ISTHMUS_CHUNK_BYTES"},
+    {Setting::LibraryMessages, "ISTHMUS_LIBRARY_MESSAGES", K::Choice, "on", 0, 0, "off|on", false,
+     "on: messages of groups between ranks of one host that a vendor's library serves go by that library, where both sides "
+     "are in such a group at one time (docs/explain/islands.md); off: they go by the host. The same on all ranks"},
     {Setting::Log, "ISTHMUS_LOG", K::Choice, "warn", 0, 0, "trace|debug|info|warn|error|off", false,
      "level of the log, which goes to stderr"},
     {Setting::LogFile, "ISTHMUS_LOG_FILE", K::Pattern, "", 0, 0, "", false,

@@ -30,6 +30,7 @@ enum class Setting : int {
   Island,
   JobKey,
   LeaderBytes,
+  LibraryMessages,
   Log,
   LogFile,
   Name,

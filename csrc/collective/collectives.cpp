@@ -133,6 +133,7 @@ void Collectives::release(Operation &op, Code result) noexcept {
   if (op.run.bounce) device_.bounce_output(op, result == Code::Ok);
   if (op.run.on_device && result == Code::Ok && device_.executor()) device_.executor()->ended_well(op);
   memory_.give(op);
+  if (std::exchange(op.run.waits_for_ranks, false)) engine::leave_waits(core_);
 }
 
 const Operation *Collectives::late(int64_t now) noexcept {

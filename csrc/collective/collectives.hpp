@@ -15,6 +15,7 @@
 #include "collective/one_hop.hpp"
 #include "collective/operation_queue.hpp"
 #include "collective/slot_memory.hpp"
+#include "engine/device_waits.hpp"
 
 namespace isthmus::collective {
 
@@ -34,6 +35,10 @@ class Collectives {
   void submit(Operation *op, Before before_device) noexcept {
     if (!device_.executor()) return queue_.append(op);
     before_device();
+    if (core_.device && op->plan && !op->plan->device.empty()) {
+      op->run.waits_for_ranks = true;
+      engine::enter_waits(core_, *op);
+    }
     submit_to_device(op);
   }
   void submit_failed(Operation *op) noexcept;  // the communicator has failed

@@ -51,7 +51,7 @@ bool DeviceEnding::wants_stop(int64_t now) const noexcept {
 }
 
 bool DeviceEnding::settled(int64_t now, bool alone, bool refused) noexcept {
-  if (work_.signals.ended(last_.load()) || left_behind_.load() || dead_.load(std::memory_order_acquire)) return true;
+  if (has_ended() || left_behind_.load() || dead_.load(std::memory_order_acquire)) return true;
   const int64_t passed = now - aborted_ns_.load();
   const auto running = kRunning + static_cast<int64_t>(last_bytes_.load()) * (1'000'000'000 / kSecondBytes);
   if (endless_ && !refused && passed < kStopped) return false;  // the stream is about to be stopped

@@ -32,12 +32,11 @@ class DeviceEnding {
   // By the thread that submits: before an operation's list is begun, and when the list is about to be given to the stream.
   void begin(uint64_t bytes) noexcept;
   void submits(uint64_t sequence) noexcept { last_.store(sequence); }
+  void exchanges(uint64_t ticket) noexcept { exchanges_.store(ticket); }  // the same of messages
   void unfinished() noexcept { unfinished_.store(true); }  // the end of what was submitted cannot be signalled
 
   // The stream has run to the end of what was submitted.
-  bool idle() const noexcept {
-    return (work_.signals.ended(last_.load()) && !unfinished_.load()) || dead_.load(std::memory_order_acquire);
-  }
+  bool idle() const noexcept { return (has_ended() && !unfinished_.load()) || dead_.load(std::memory_order_acquire); }
   bool stopped() const noexcept { return work_.stream->cuts() != cuts_.load(); }  // the stream, with work of ours
 
   // After abort() nothing more is begun, and no gate holds as soon as the library keeps to that too. So abort() is called again until settled(),
@@ -57,10 +56,15 @@ class DeviceEnding {
   void let_go_if_aborted() noexcept;  // opens all gates for good
 
  private:
+  bool has_ended() const noexcept {
+    return work_.signals.ended(last_.load()) && work_.signals.exchanged() >= exchanges_.load();
+  }
+
   QueuedWork &work_;
   bool endless_ = false;
-  std::atomic<uint64_t> cuts_{0};  // Stream::cuts() at the last submission to a stream that had no work of ours
-  std::atomic<uint64_t> last_{0};  // sequence of the last operation whose list was submitted
+  std::atomic<uint64_t> cuts_{0};       // Stream::cuts() at the last submission to a stream that had no work of ours
+  std::atomic<uint64_t> last_{0};       // sequence of the last operation whose list was submitted
+  std::atomic<uint64_t> exchanges_{0};  // ticket of the last messages that the library was given
   std::atomic<uint64_t> last_bytes_{0};
   std::atomic<int64_t> aborted_ns_{0};
   std::atomic<bool> left_behind_{false}, unfinished_{false}, dead_{false};

@@ -96,6 +96,7 @@ class DeviceExecutor {
   device::Runtime &runtime() const noexcept { return *work_->runtime; }
 
  private:
+  friend class LibraryLane;  // has the stream and the library for messages
   void step(const Operation &op, const plan::Step &step, uint32_t c, device::Stream &stream);
   // The calls of the library from here on, up to another step or the end of the stage, as one group. Moves `at` behind them.
   void group(const Operation &op, plan::Cursor &at, device::Stream &stream);

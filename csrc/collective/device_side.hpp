@@ -9,6 +9,7 @@
 
 #include "collective/bounces.hpp"
 #include "collective/device_executor.hpp"
+#include "collective/library_lane.hpp"
 #include "engine/device_health.hpp"
 #include "collective/engine_names.hpp"
 #include "collective/stream_stop.hpp"
@@ -30,6 +31,8 @@ class DeviceSide {
   void nothing_for_device() noexcept { behind_host_ = true; }  // an operation without device work was submitted
   bool sound(const Operation &op) noexcept;                    // false: the library has failed, and so has the communicator
   bool capturing(void *stream);                                // the user's stream. Any thread
+
+  engine::IslandLane &lane() noexcept { return lane_; }  // messages by the library
 
   // Plain host memory of the user's is copied before the device is given anything, as the device goes on (true: something was copied), and at
   // the end.
@@ -58,6 +61,7 @@ class DeviceSide {
   const std::vector<int> ranks_;
   DeviceHealth &health_;
   StreamStop stop_;
+  LibraryLane lane_{*this};
   std::unique_ptr<Bounces> bounces_;  // made when first needed
   bool behind_host_ = true;           // the last operation submitted had no device work
 };

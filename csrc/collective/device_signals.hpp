@@ -22,6 +22,7 @@ class DeviceSignals {
     taken_ = runtime.make_signal(device, wake, context);
     copied_ = runtime.make_signal(device, wake, context);
     ended_ = runtime.make_signal(device, wake, context);
+    exchanged_ = runtime.make_signal(device, wake, context);
   }
 
   // By the thread that submits.
@@ -30,6 +31,7 @@ class DeviceSignals {
     copied_->arm(stream, value_within(sequence, below));
   }
   void end(uint64_t sequence, device::Stream &stream) { ended_->arm(stream, sequence); }
+  void exchange(uint64_t ticket, device::Stream &stream) { exchanged_->arm(stream, ticket); }  // messages by the library
 
   // By any thread. `counter`: plan::kStaged or plan::kTaken.
   uint64_t posted(uint8_t counter) const noexcept { return of(counter).value(); }
@@ -38,12 +40,15 @@ class DeviceSignals {
     return copied_->value() >= value_within(sequence, below);
   }
   bool ended(uint64_t sequence) const noexcept { return ended_->value() >= sequence; }
+  uint64_t exchanged() const noexcept { return exchanged_->value(); }
   // The sum rises whenever the device has come to a signal.
-  uint64_t sum() const noexcept { return staged_->value() + taken_->value() + copied_->value() + ended_->value(); }
+  uint64_t sum() const noexcept {
+    return staged_->value() + taken_->value() + copied_->value() + ended_->value() + exchanged();
+  }
 
  private:
   device::Signal &of(uint8_t counter) const noexcept { return counter == plan::kStaged ? *staged_ : *taken_; }
-  std::unique_ptr<device::Signal> staged_, taken_, copied_, ended_;
+  std::unique_ptr<device::Signal> staged_, taken_, copied_, ended_, exchanged_;
 };
 
 }  // namespace isthmus::collective

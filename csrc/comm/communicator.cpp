@@ -108,6 +108,8 @@ std::string Communicator::topology_json() const {
                      {"ring_bytes", terms_.ring_bytes},
                      {"recv_slots", terms_.recv_slots},
                      {"lost", terms_.lost}};
+  const messages::LibraryMessages &by_library = local_->messages().library();
+  json["library_messages"] = {{"may", by_library.any()}, {"messages", by_library.messages()}, {"bytes", by_library.bytes()}};
   auto links = nlohmann::ordered_json::array();
   const auto &peers = const_cast<rank::Rank &>(*local_).peers();
   for (int q = 0; q < size(); ++q) {

@@ -9,8 +9,9 @@ namespace isthmus::comm {
 namespace {
 
 struct OpenGroup {
+  using Operations = std::vector<std::pair<std::shared_ptr<Communicator>, engine::Operation *>>;
   int depth = 0;
-  std::vector<std::pair<std::shared_ptr<Communicator>, engine::Operation *>> ops;
+  Operations ops;
   Status failure;
 };
 thread_local OpenGroup group;
@@ -18,6 +19,20 @@ thread_local OpenGroup group;
 const InChild forgets_group([](void *) noexcept {
   if (group.depth > 0) ::new (&group) OpenGroup;
 });
+
+// The messages of a group whose messages are all of one communicator. Of several, each would wait in turn for other ranks' groups.
+void by_library(const OpenGroup::Operations &ops) {
+  thread_local std::vector<engine::Operation *> messages;
+  rank::Rank *one = nullptr;
+  messages.clear();
+  for (const auto &[comm, op] : ops) {
+    if (!op->is_p2p()) continue;
+    if (one && one != &comm->local()) return;
+    one = &comm->local();
+    messages.push_back(op);
+  }
+  if (one) rank::exchange_by_library(*one, messages);
+}
 
 }  // namespace
 
@@ -77,14 +92,16 @@ engine::Operation *group_end(bool waits) {
   const auto turn = [](const engine::Operation &op) {
     return !op.is_p2p() ? 2 : op.call.collective == plan::Collective::Recv ? 1 : 0;
   };
-  for (auto &[comm, op] : ops) comm->local().messages().slots().announce(op);
+  for (auto &[comm, op] : ops) op->end.parent = parent;
+  by_library(ops);
+  for (auto &[comm, op] : ops)
+    if (!messages::LibraryMessages::by_library(*op)) comm->local().messages().slots().announce(op);
   const bool several = std::any_of(ops.begin(), ops.end(), [&](const auto &o) { return &o.first->local() != parent->rank; });
   // On the device no collective stands before the copy of a send that waits for its slot, nor before what a peer needs to come to the collective.
   for (int pass = 0; pass < 3; ++pass) {
     if (pass == 2) messages::StreamOrder::settle();
     for (auto &[comm, op] : ops) {
-      if (turn(*op) != pass) continue;
-      op->end.parent = parent;
+      if (turn(*op) != pass || messages::LibraryMessages::by_library(*op)) continue;
       comm->local().submit(op);
       // A caller that waits drives its only communicator itself: no other thread is woken for that communicator. Of several communicators each
       // has to go on while the caller submits to another one, where the caller may wait for room on the device.

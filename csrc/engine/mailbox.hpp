@@ -1,15 +1,17 @@
-// A rank's mailbox is the rank's part of a communicator in shared memory. Only the rank writes its mailbox. The ranks that share memory with the
-// rank read the mailbox.
+// A rank's mailbox is the rank's part of a communicator in shared memory. Only the rank writes its mailbox, but for the pacts. The ranks that share
+// memory with the rank read the mailbox.
 //
 //   line 0       done: sequence number of the last collective this rank ended
 //   lines 1..4   the plan's counters, a line each
 //   lines 5..12  descriptions of the last 8 collectives: what was called, and where its ring lies
 //   then         two cells for one-hop operations: sequence, digest, payload of up to `cell_bytes`
-//   last         four arrays, with one number for each other rank:
+//   then         four arrays, with one number for each other rank:
 //                  consumed  bytes of the rank's messages that this rank has consumed; the sender's credit follows from the number
 //                  block     bytes of the block that this rank has for the rank, in a collective whose sizes only the two ranks know
 //                  asked     messages of the rank for this rank's receive slots: how many have been asked for
 //                  landed    and how many have left the slots (p2p/recv_slots.hpp)
+//   last         pacts, a line for each other rank: which of its messages to this rank their library carries (p2p/library_pact.hpp). Both ranks
+//                write there
 //
 // An operation's description is written before anything of the operation can be seen through a counter or a cell:
 //
@@ -24,6 +26,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "p2p/library_pact.hpp"
 #include "plan/plan.hpp"
 
 namespace isthmus::engine {
@@ -73,8 +76,16 @@ struct Mailbox {
   std::atomic<uint64_t> &landed(int rank, int world, uint64_t cell_bytes) noexcept {
     return consumed(3 * world + rank, cell_bytes);
   }
+  // Of the messages that `sender` sends to the mailbox's rank.
+  p2p::PactCell &pact(int sender, int world, uint64_t cell_bytes) noexcept {
+    return reinterpret_cast<p2p::PactCell *>(reinterpret_cast<std::byte *>(this) + pacts_at(cell_bytes, world))[sender];
+  }
+  static uint64_t pacts_at(uint64_t cell_bytes, int world) noexcept {
+    const uint64_t arrays = 4 * static_cast<uint64_t>(world) * sizeof(uint64_t);
+    return sizeof(Mailbox) + 2 * stride(cell_bytes) + (arrays + 63) / 64 * 64;
+  }
   static uint64_t bytes(uint64_t cell_bytes, int world) noexcept {
-    return sizeof(Mailbox) + 2 * stride(cell_bytes) + 4 * static_cast<uint64_t>(world) * sizeof(uint64_t);
+    return pacts_at(cell_bytes, world) + static_cast<uint64_t>(world) * sizeof(p2p::PactCell);
   }
 };
 

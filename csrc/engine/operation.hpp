@@ -65,6 +65,7 @@ enum class Port : uint8_t {
   Expected,  // a receive whose copy stands behind a gate
   Worker,    // a receive whose copy is submitted by the device worker when the message has come
   Caller,    // a receive whose copy is submitted by the caller, who waits for the message
+  Library,   // the vendor's library carries the message (island_lane.hpp)
 };
 
 struct Operation;
@@ -87,6 +88,7 @@ struct CollectiveRun {
   int64_t ask_again_ns = 0;                      // it does not ask before, or
   uint64_t given_back = 0;                       // until more has been given back than then
   bool on_device = false;                        // it has memory of the device's on its way (DeviceExecutor)
+  bool waits_for_ranks = false;                  // the device's QuietTime has counted it
   bool lent_input = false, lent_output = false;  // of these, memory that stands for the user's
   Bounce bounce;                                 // host memory of the user that a device has to work on goes through it
 };
@@ -103,6 +105,8 @@ struct MessageRun {
   p2p::Place place;                   // the pinned memory in which links find a message of device memory: its own, or a slot
   bool grouped = false;               // submitted with others at the end of a group. Set before
   bool ungated = false;               // a receive that found no place behind a gate. By the thread that submits
+  uint64_t number = 0;  // of the messages with its peer that a library may carry; 0: it has none. By the thread that submits
+  bool counted = false;  // the message has been counted. By the same
 };
 
 // A long message is cut into parts, an operation each.
@@ -123,6 +127,7 @@ struct MessageCopy {
   device::Event *begun =
       nullptr;  // the device copier's: what the stream held at the call, where the copy is submitted later
   std::byte *send_slot = nullptr;        // a send's: where this rank's device finds the slot; null: it goes by the link
+  bool waits_for_rank = false;           // a receive behind a gate, which the device's QuietTime has counted
   bool unplaced = false;                 // a send that waits for pinned memory or a slot
   bool starved = false;                  // and found none of the first
   std::unique_ptr<std::byte[]> spilled;  // a send that has left its place: its bytes

@@ -38,6 +38,7 @@
 #include "engine/operation.hpp"
 #include "engine/submit_lock.hpp"
 #include "p2p/flow_credit.hpp"
+#include "p2p/quiet_time.hpp"
 #include "topology/topology.hpp"
 
 namespace isthmus::engine {
@@ -76,6 +77,7 @@ struct PeerRank {                      // what this rank knows of another rank, 
 struct RankDevice {
   device::Runtime *runtime = nullptr;  // null: there is none
   int number = -1;
+  p2p::QuietTime *quiet = nullptr;  // of the device
   explicit operator bool() const noexcept { return runtime != nullptr; }
 };
 

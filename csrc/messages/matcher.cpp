@@ -158,6 +158,7 @@ Matcher::Encounter Matcher::meet(MatchState &s, Operation *op, UnexpectedMessage
 
 void Matcher::match(MatchState &s, Operation *op, int source) noexcept {
   MatchOrder::meet(*op, source);
+  if (op->call.root < 0 && op->message.counted) s.numbers.matched_any(source);
   slots_.match(s, op, source);
 }
 
@@ -342,7 +343,7 @@ Operation *Matcher::take_any(bool &was_unplaced) noexcept {
     if (!op) continue;
     if (std::exchange(op->message.held, false)) s->unexpected.done(*s->unexpected.claimed_by(op));
     was_unplaced = s->placed(op);
-    if (list == &s->taking || list == &s->granting || list == &s->landing) table_.end_moving();
+    if (list == &s->taking || list == &s->granting || list == &s->landing || list == &s->exchanging) table_.end_moving();
   }
   s->forget_gates();
   s->chain.clear();

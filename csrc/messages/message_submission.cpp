@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "engine/device_waits.hpp"
+
 namespace isthmus::messages {
 
 void MessageSubmission::submit(Operation *op) noexcept {
@@ -33,6 +35,7 @@ Operation *MessageSubmission::make_part(Operation *op, uint32_t i, uint64_t size
   part->time.submitted_ns = op->time.submitted_ns;
   part->time.deadline_ns = op->time.deadline_ns;
   part->message.grouped = op->message.grouped;
+  part->message.counted = op->message.counted && i == 0;  // a message meets its receive with its first part
   part->message.slot.promised = op->message.slot.promised && sizes_.take_slot(part);
   return part;
 }
@@ -136,8 +139,12 @@ void MessageSubmission::recv_to_device(Operation *op) noexcept {
         OperationPool::retain(op);
         keep.op = op;
       }
+      engine::enter_waits(core_, *op);
+      op->carry.waits_for_rank = true;
       begun = expect(op);
       if (begun) return device_.copier->expect(*op);
+      op->carry.waits_for_rank = false;
+      engine::leave_waits(core_);
     }
     op->carry.port = op->call.on_stream ? Port::Caller : Port::Worker;
     op->message.place.inherits = false;

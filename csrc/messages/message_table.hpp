@@ -34,7 +34,9 @@ constexpr bool is_small(const Operation *op) noexcept {
 
 struct MatchState : MatchOrder {
   OperationList sending, receiving, flowing, taking, granting, landing;
-  std::array<OperationList *, 7> all{&posted, &sending, &receiving, &flowing, &taking, &granting, &landing};
+  OperationList exchanging;  // the vendor's library has them
+  std::array<OperationList *, 8> all{&posted, &sending, &receiving, &flowing, &taking, &granting, &landing, &exchanging};
+  p2p::MessageNumbers numbers;
   bool empty() const noexcept {
     return std::all_of(all.begin(), all.end(), [](const OperationList *list) { return list->head == nullptr; });
   }
@@ -106,7 +108,8 @@ class MessageTable {
   State::Held lock() noexcept { return state_.lock(); }
 
   uint64_t next_id() noexcept { return next_id_.fetch_add(1, std::memory_order_relaxed); }
-  // How many messages wait for the thread with the right to execute: those in `taking`, `granting` and `landing`.
+  // How many messages wait for the thread with the right to execute: those in `taking`, `granting`, `landing` and
+  // `exchanging`.
   uint32_t moving() const noexcept { return moving_.load(std::memory_order_acquire); }
   void begin_moving(OperationList &list, Operation *op) noexcept {
     list.append(op);

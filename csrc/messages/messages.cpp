@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
+
+#include "engine/device_waits.hpp"
 
 namespace isthmus::messages {
 
@@ -9,6 +12,7 @@ Messages::Messages(RankCore &core, std::unique_ptr<DeviceCopier> copier, uint64_
     : core_(core),
       sizes_(part_bytes),
       table_(core),
+      library_(core, table_, group_wait_ns),
       places_(core, table_, device_),
       sends_(core, table_, sizes_, group_wait_ns),
       slots_(core, table_, sizes_),
@@ -28,7 +32,7 @@ bool Messages::drive() noexcept {
   bool moved = false;
   if (table_.slot_waiters.load(std::memory_order_relaxed) != 0 && !table_.worker_is_called() && sends_.has_room_for_waiter())
     table_.want_worker();
-  while (!core_.failed() && (start_next_send() || grant_next() || end_next_landed())) moved = true;
+  while (!core_.failed() && (start_next_send() || grant_next() || end_next_landed() || library_.end_next())) moved = true;
   open_gates();
   if (table_.worker_wanted()) {
     table_.worker_called();
@@ -132,6 +136,7 @@ bool Messages::settled() noexcept {
 void Messages::release(Operation &op, Code result) noexcept {
   if (op.message.place.own) places_.unstage(&op);
   if (op.carry.spilled) places_.end_spill(&op);
+  if (std::exchange(op.carry.waits_for_rank, false)) engine::leave_waits(core_);
   if (result == Code::Ok && op.message.slot.number != 0 && op.call.collective == Collective::Recv) slots_.has_left(&op);
   if (op.carry.begun && device_.copier) device_.copier->forget(op);
   if (op.cut.whole != 0 && op.cut.part == 0 && op.message.source >= 0) op.end.parent->message.source = op.message.source;

@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "messages/library_messages.hpp"
 #include "messages/matcher.hpp"
 #include "messages/message_copies.hpp"
 #include "messages/message_places.hpp"
@@ -22,7 +23,9 @@ class Messages {
   // of its receive.
   Messages(RankCore &core, std::unique_ptr<DeviceCopier> copier, uint64_t part_bytes, int64_t group_wait_ns);
 
-  void submit(Operation *op) noexcept { submission_.submit(op); }
+  void submit(Operation *op) noexcept {
+    if (!library_.take(op)) submission_.submit(op);
+  }
   bool drive() noexcept;  // goes on with what has come or is out. True: something was done
   bool moving() const noexcept { return table_.moving() != 0; }
   uint64_t progress() const noexcept;                 // another number whenever something has gone on
@@ -48,6 +51,7 @@ class Messages {
   MessagePlaces &places() noexcept { return places_; }
   SlotSends &sends() noexcept { return sends_; }
   SlotReceives &slots() noexcept { return slots_; }
+  LibraryMessages &library() noexcept { return library_; }
   Matcher &matcher() noexcept { return matcher_; }
   MessageCopies &copies() noexcept { return copies_; }
   StreamOrder &streams() noexcept { return streams_; }
@@ -63,6 +67,7 @@ class Messages {
   const PartSizes sizes_;
   MessageTable table_;
   MessageDevice device_;
+  LibraryMessages library_;
   MessagePlaces places_;
   SlotSends sends_;
   SlotReceives slots_;

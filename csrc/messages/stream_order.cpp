@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/fork.hpp"
+#include "engine/device_waits.hpp"
 
 namespace isthmus::messages {
 namespace {
@@ -44,14 +45,18 @@ bool StreamOrder::order_now(Operation *op, void *stream) {
   if (op->carry.ticket.load(std::memory_order_relaxed) != 0) return device_.copier->order(*op, stream), true;
   const bool gate = !op->carry.arrived.load(std::memory_order_acquire) && device_.copier->gates() &&
                     copies_.submit_all(op) && stage_posted(op);
-  if (gate) device_.copier->make_gate();
+  if (gate) {
+    device_.copier->make_gate();
+    engine::enter_waits(core_, *op);
+  }
   bool expected;
   {
     const auto s = table_.lock();
     const bool arrived = op->carry.arrived.load(std::memory_order_relaxed);
     expected = gate && !arrived;
-    op->carry.port = expected ? Port::Expected : Port::Caller;
     if (!expected && !arrived) return false;
+    op->carry.waits_for_rank = expected;
+    op->carry.port = expected ? Port::Expected : Port::Caller;
     if (expected) {
       device_.copier->reserve(*op);
       s->put_behind_gates(op);
@@ -62,6 +67,7 @@ bool StreamOrder::order_now(Operation *op, void *stream) {
     op->call.on_stream = true;
     op->call.stream = stream;
   }
+  if (gate && !expected) engine::leave_waits(core_);
   if (expected) device_.copier->expect(*op);
   else device_.copier->put(*op);
   return true;

@@ -206,6 +206,11 @@ std::string explain_message_json(comm::Communicator &comm, Collective c, int pee
     out["part_bytes"] = way.part;
     text += formatted("  path    {}: {}{}\n", way.link, way.how,
                       way.parts > 1 ? formatted("; {} parts of up to {} bytes", way.parts, way.part) : "");
+    const bool by_library = bytes != 0 && local.messages().library().with(peer);
+    out["in_groups"] = by_library ? ordered_json(local.id().family) : ordered_json(nullptr);
+    if (by_library)
+      text += formatted("  groups  by {}, whole, of device memory with tag 0, where rank {} is in a group with it too\n",
+                        local.id().family, peer);
     const bool memory = peer == me || local.peers()[static_cast<size_t>(peer)].mail != nullptr;
     out["predicted"] = predicted_message(t, send ? me : peer, send ? peer : me, way, bytes, memory, text);
   }

@@ -16,6 +16,7 @@
 #include "bootstrap/mesh.hpp"
 #include "device/runtime.hpp"
 #include "link/arena.hpp"
+#include "p2p/quiet_time.hpp"
 #include "process/device_scratch.hpp"
 
 namespace isthmus::process {
@@ -37,6 +38,8 @@ class OpenDevices {
   std::shared_ptr<device::Stream> own_stream(device::Runtime &runtime, int device, int ordinal);
   static constexpr int kMostOwnStreams = 16;
   std::shared_ptr<DeviceScratch> scratch(device::Runtime &runtime, int device);
+  // What ranks of this process have given that device, and waits for other ranks. Calls no runtime.
+  p2p::QuietTime &quiet(device::Runtime &runtime, int device) { return known(runtime, device).quiet; }
   // Where that device finds base() of the arena. The device can reach the arena's staging memory from now on; the memory is registered
   // once. Throws what the runtime throws.
   std::byte *arena_on(device::Runtime &runtime, int device);
@@ -67,6 +70,7 @@ class OpenDevices {
     };
     std::vector<Reached> reached ISTHMUS_GUARDED_BY(mutex);
     bool begun ISTHMUS_GUARDED_BY(mutex) = false;
+    p2p::QuietTime quiet;
     Mutex mutex;  // held in calls of the runtime, from which a call that hangs does not come back
   };
   OpenDevice &known(device::Runtime &runtime, int device);

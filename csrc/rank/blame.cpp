@@ -189,6 +189,15 @@ std::string Blame::own_device_text(const Operation &op) const {
       core_.id.text(core_.id.rank), op.call.collective == Collective::Send ? "out" : "in");
 }
 
+std::string Blame::library_message_text() const {
+  const DeviceExecutor *const executor = collectives_.device().executor();
+  const char *const call = executor ? executor->doing() : nullptr;
+  return formatted(
+      "both ranks have given it to {}, where it has not ended: the library or a device is slow or stuck, or a "
+      "stream that was given waits for something{}",
+      core_.id.family, call ? formatted("; {} is in {}", core_.id.family, call) : "");
+}
+
 std::string Blame::no_place_text(const Operation &op) const {
   const bool send = op.call.collective == Collective::Send;
   return formatted(
@@ -203,7 +212,7 @@ std::string Blame::no_place_text(const Operation &op) const {
 struct Blame::LateMessage {
   const Operation *late = nullptr;  // compared, never followed
   Operation copy;
-  bool held = false, no_place = false;
+  bool held = false, no_place = false, by_library = false;
   int64_t all_left_ns = 0;  // when the last of the others has left; -1: not all have
 };
 
@@ -228,6 +237,7 @@ bool Blame::find_late(int64_t now, LateMessage &found) noexcept {
     found.held = on_stage(&o) && (&list == &s.landing || (&list == &s.taking && !waits_for_slot));
     found.no_place = o.carry.starved || (&list == &s.granting && on_stage(&o) && !o.message.place.own &&
                                          !o.message.slot.in_slot && o.message.lies < 0);
+    found.by_library = &list == &s.exchanging;
     found.copy.call = o.call;
     found.copy.message.source = o.message.source;
     found.copy.label = o.label;
@@ -248,6 +258,7 @@ void Blame::fail_late_message(int64_t now) noexcept {
   Code code = first < 0 && found.all_left_ns >= 0 ? Code::PeerLost : Code::Timeout;
   const std::string who = found.no_place           ? no_place_text(copy)
                           : found.held             ? own_device_text(copy)
+                          : found.by_library       ? library_message_text()
                           : code == Code::PeerLost ? "all other ranks have destroyed their side of the communicator"
                           : first < 0 || first == core_.id.rank ? "no rank has sent a message that matches"
                                                                 : culprit(copy, first, code);

@@ -50,6 +50,7 @@ class Blame {
   std::string own_device_text(
       const Operation &op) const;  // of a message whose copy from or to the device has not come to its end
   std::string no_place_text(const Operation &op) const;
+  std::string library_message_text() const;
   bool ask(int q, uint64_t sequence, Deadline patience, Answer &a) const;
   const std::string inside() const;  // "; rank 0 is in ...", or empty
 

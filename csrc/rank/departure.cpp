@@ -109,7 +109,7 @@ void Departure::retire() noexcept {
     int rank;
     bootstrap::Peer *process;
     Mailbox *mail;
-    bool writes;  // its device, to our receive slots
+    bool writes;  // to our mailbox, or its device to our receive slots
   };
   const int world = core_.id.world;
   const uint64_t entered = collectives_.entered();
@@ -117,7 +117,7 @@ void Departure::retire() noexcept {
   messages::SlotReceives::touch(*messages_.table().lock());
   for (int q = 0; q < world; ++q)
     if (const PeerRank &p = core_.peers[q]; q != core_.id.rank && p.mail)
-      readers.push_back({q, p.process, p.mail, messages_.slots().written_by(q)});
+      readers.push_back({q, p.process, p.mail, messages_.slots().written_by(q) || messages_.library().with(q)});
   collectives_.memory().let_in(collective::SlotAccess::Host);
   messages_.places().free_spares();
   Context *const context = core_.context.get();

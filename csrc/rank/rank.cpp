@@ -28,6 +28,7 @@ struct Rank::Parts {
     family = executor->family();
     if (!executor->private_memory()) return;
     device = {&executor->runtime(), executor->device()};
+    device.quiet = &s.context->devices().quiet(*device.runtime, device.number);
     streams = executor->streams();
     copier = std::make_unique<DeviceCopier>(*device.runtime, device.number, arena, wake, s.context.get());
   }
@@ -46,6 +47,7 @@ Rank::Rank(RankSetup &s, Parts parts)
             std::launder(reinterpret_cast<Mailbox *>(s.context->arena().base() + s.mailbox_offset)), s.cell_bytes, *this,
             port_),
       credit_window_(s.credit_window),
+      library_messages_(s.library_messages),
       health_(core_, parts.streams),
       collectives_(
           core_,
@@ -73,23 +75,39 @@ void Rank::fix_rings(uint64_t bytes, std::vector<std::byte *> rings) {
     executor->reaches(std::move(rings));
 }
 
-void Rank::open_credit() noexcept {
+void Rank::open_peers() {
   for (int q = 0; q < core_.id.world; ++q) {
     PeerRank &p = core_.peers[q];
     p.send_credit.open(credit_window_, p.mail ? &p.mail->consumed(core_.id.rank, core_.cell_bytes) : nullptr);
     p.recv_credit.open(credit_window_, p.mail ? &core_.mail->consumed(q, core_.cell_bytes) : nullptr);
   }
+  if (library_messages_) messages_.library().open(collectives_.device().lane());
 }
 
-void Rank::submit(Operation *op) noexcept {
-  op->rank = this;
-  op->core = &core_;
+namespace {
+
+void begin(Rank &rank, Operation *op) noexcept {
+  op->rank = &rank;
+  op->core = &rank.core();
   if (!op->life.inline_op) {
-    op->keep = shared_from_this();
+    op->keep = rank.shared_from_this();
     OperationPool::retain(op);  // the engine's reference, dropped by finish_operation
   }
   op->time.submitted_ns = now_ns();
   op->time.deadline_ns = op->time.submitted_ns + seconds_to_ns(op->call.timeout);
+}
+
+}  // namespace
+
+void exchange_by_library(Rank &rank, std::span<Operation *const> messages) noexcept {
+  messages::LibraryMessages &library = rank.messages().library();
+  if (!library.any()) return;
+  for (Operation *op : messages) begin(rank, op);
+  library.exchange(messages);
+}
+
+void Rank::submit(Operation *op) noexcept {
+  if (!op->rank) begin(*this, op);  // else its group has begun it
   if (op->is_p2p()) return messages_.submit(op);
   core_.pending.fetch_add(1, std::memory_order_acq_rel);
   if (core_.failed()) return collectives_.submit_failed(op);

@@ -14,6 +14,7 @@
 
 #include <atomic>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,7 +38,8 @@ struct RankSetup {
   std::string name;
   uint64_t mailbox_offset = 0;
   uint64_t cell_bytes = 0, credit_window = 0;
-  int64_t group_wait_ns = 0;   // see ISTHMUS_GROUP_WAIT_MS
+  int64_t group_wait_ns = 0;      // see ISTHMUS_GROUP_WAIT_MS
+  bool library_messages = false;  // see ISTHMUS_LIBRARY_MESSAGES
   uint64_t part_bytes = 0;     // longer messages are several; the same on all ranks. 0: no rank works on a device's memory
   DeviceExecutorSetup island;  // with a communicator where a library serves this rank
   std::vector<int> served_in;  // by rank: the number of the island in which a library serves it; -1: none does
@@ -71,7 +73,7 @@ class Rank final : public std::enable_shared_from_this<Rank>, private OperationS
   // Rings of up to `bytes` are at their fixed places on all ranks that share memory with this one. `rings`: where this rank's device finds the
   // rings, by rank, or empty. Called before the first operation.
   void fix_rings(uint64_t bytes, std::vector<std::byte *> rings);
-  void open_credit() noexcept;  // called before the first operation and the first frame, once peers() is filled
+  void open_peers();  // called before the first operation and the first frame, once peers() is filled
 
   const Identity &id() const noexcept { return core_.id; }
   Context &context() noexcept { return *core_.context; }
@@ -106,6 +108,7 @@ class Rank final : public std::enable_shared_from_this<Rank>, private OperationS
   RankPort port_;
   RankCore core_;
   const uint64_t credit_window_;
+  const bool library_messages_;
   DeviceHealth health_;
   Collectives collectives_;
   Messages messages_;
@@ -117,5 +120,9 @@ class Rank final : public std::enable_shared_from_this<Rank>, private OperationS
   Departure departure_;
   InlineOperation inline_;
 };
+
+// The messages of a group, before any of them is submitted. The vendor's library gets those on which both sides agree (LibraryMessages); these are
+// submitted by then.
+void exchange_by_library(Rank &rank, std::span<Operation *const> messages) noexcept;
 
 }  // namespace isthmus::rank

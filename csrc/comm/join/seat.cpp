@@ -141,6 +141,7 @@ rank::RankSetup setup_of(Making &m, const Ring &ring) {
     setup.served_in.push_back(!island.ccl.empty() && island.ranks.size() > 1 ? g : -1);
   }
   setup.group_wait_ns = settings.integer(Setting::GroupWaitMs) * 1'000'000;
+  setup.library_messages = settings.text(Setting::LibraryMessages) == "on";
   // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
   setup.credit_window = std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)),
                                  (m.terms.libraries || m.terms.devices ? 256 : 64) * m.terms.chunk_bytes);
@@ -181,7 +182,7 @@ void reach_peer(const Making &m, size_t q, engine::PeerRank &p) {
 void reach_peers(Making &m, rank::Rank &local) {
   const RankBlob &mine = m.offer.blob;
   for (size_t q = 0; q < m.world(); ++q) reach_peer(m, q, local.peers()[q]);
-  local.open_credit();
+  local.open_peers();
   const auto on_host =
       static_cast<int>(std::count_if(m.agreement.ranks.begin(), m.agreement.ranks.end(),
                                      [&](const RankBlob &theirs) { return theirs.info.host == mine.info.host; }));
