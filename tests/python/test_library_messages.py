@@ -6,6 +6,7 @@ A group waits here as long as it takes for the other side's, so what goes by the
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -291,6 +292,35 @@ def test_groups_single_messages_and_collectives_in_random_order_all_end_with_the
             return int(comm.topology()["library_messages"]["messages"])
 
     run_fleet(fleet, body, init=False, switches=switches)
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:2", "amd:2,nvidia:1", "ascend:2"])
+def test_groups_of_one_thread_and_collectives_of_another_both_end(fleet: str) -> None:
+    """The two threads of a rank share its device, and come to it in an order of their own on each rank."""
+
+    def body() -> int:
+        with isthmus.init() as comm, ThreadPoolExecutor(1) as second:
+            beside = comm.split(0)
+            assert beside is not None
+            sums = DeviceArray.of(np.ones(3000, np.float32))
+
+            def collectives() -> None:
+                vendor().here()
+                for _ in range(150):
+                    beside.all_reduce(sums, "max")
+
+            others = set(range(comm.size)) - {comm.rank}
+            work = second.submit(collectives)
+            for turn in range(100):
+                exchange = Exchange(comm, others, others, 5000 + 400 * turn)
+                exchange.run()
+                assert exchange.right(), turn
+            work.result()
+            assert (sums.get() == 1).all()
+            beside.destroy()
+            return int(comm.topology()["library_messages"]["messages"])
+
+    run_fleet(fleet, body, init=False)
 
 
 def test_batch_isend_irecv_of_torch_is_the_librarys_too() -> None:

@@ -41,6 +41,10 @@ def exchange(fault: str, told: str) -> tuple[str, str, float]:
         comm.recv(back, other, stream=stream)
     assert group.work is not None
     assert comm.topology()["library_messages"]["messages"] == 4
+    if comm.rank == 0:
+        (Path(told) / "given").touch()
+    else:
+        until((Path(told) / "given").exists, "the other rank's group")
     if comm.rank and fault == "kill":
         os.kill(os.getpid(), 9)
     if comm.rank and fault == "abort":
