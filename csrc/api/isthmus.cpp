@@ -14,6 +14,7 @@
 #include "bootstrap/rendezvous.hpp"
 #include "comm/buffer_memory.hpp"
 #include "comm/communicator.hpp"
+#include "comm/grow.hpp"
 #include "engine/completions.hpp"
 #include "net/wait.hpp"
 #include "observe/dump.hpp"
@@ -166,6 +167,16 @@ T versioned(const T *given, const char *what) {
   return out;
 }
 
+// The environment's settings, overlaid by the caller's.
+i::Settings settings_of(const isthmus_options &o) {
+  i::Settings settings = i::Settings::from_environment();
+  if (o.settings) settings.apply(o.settings);
+  if (o.island) settings.set("ISTHMUS_ISLAND", o.island);
+  if (o.bridge) settings.set("ISTHMUS_BRIDGE", o.bridge);
+  if (o.timeout != 0) settings.set("ISTHMUS_TIMEOUT", i::formatted("{}", o.timeout));
+  return settings;
+}
+
 isthmus_result submit(isthmus_comm_t comm, i::comm::CallRequest &r, const isthmus_call *call, isthmus_work_t *work,
                       int *source = nullptr) noexcept {
   if (work) *work = nullptr;
@@ -290,11 +301,7 @@ isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm
     *comm = nullptr;
     const isthmus_options o = versioned(options, "isthmus_options");
     i::comm::InitOptions init;
-    init.settings = i::Settings::from_environment();
-    if (o.settings) init.settings.apply(o.settings);
-    if (o.island) init.settings.set("ISTHMUS_ISLAND", o.island);
-    if (o.bridge) init.settings.set("ISTHMUS_BRIDGE", o.bridge);
-    if (o.timeout != 0) init.settings.set("ISTHMUS_TIMEOUT", i::formatted("{}", o.timeout));
+    init.settings = settings_of(o);
     if (options) {
       init.rank = o.rank;
       init.world = o.world_size > 0 ? o.world_size : -1;
@@ -349,6 +356,51 @@ isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int
     handle->communicator = CallInside(comm, "shrink")->shrink(gone, static_cast<Shrink>(mode), name ? name : "");
     i::observe::watch(handle->communicator);
     *result = handle.release();
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_comm_ticket(isthmus_comm_t comm, double timeout, char **ticket) {
+  return guarded([&] {
+    if (!ticket) i::fail(Code::Argument, "ticket: the text's place must not be NULL");
+    *ticket = copy_text(i::comm::make_ticket(*CallInside(comm, "ticket"), timeout));
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_comm_joiners(isthmus_comm_t comm, const char *ticket, int *count) {
+  return guarded([&] {
+    if (!ticket || !count) i::fail(Code::Argument, "joiners: ticket and count must not be NULL");
+    const CallInside inside(comm, "joiners");
+    *count = i::comm::joiners(ticket);
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_comm_grow(isthmus_comm_t comm, const char *ticket, int newcomers, const int *slots, const char *name,
+                                 isthmus_comm_t *result) {
+  return guarded([&] {
+    if (!ticket || !result) i::fail(Code::Argument, "grow: ticket and result must not be NULL");
+    *result = nullptr;
+    i::comm::GrowRequest request{ticket, newcomers, {}, name ? name : ""};
+    if (slots && newcomers > 0) request.slots.assign(slots, slots + newcomers);
+    auto handle = std::make_unique<isthmus_comm>();
+    handle->communicator = i::comm::grow(*CallInside(comm, "grow"), request);
+    i::observe::watch(handle->communicator);
+    *result = handle.release();
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_join(const char *ticket, int slot, const isthmus_options *options, isthmus_comm_t *comm) {
+  return guarded([&] {
+    if (!ticket || !comm) i::fail(Code::Argument, "join: ticket and comm must not be NULL");
+    *comm = nullptr;
+    const isthmus_options o = versioned(options, "isthmus_options");
+    auto handle = std::make_unique<isthmus_comm>();
+    handle->communicator = i::comm::join_by_ticket({ticket, slot, settings_of(o)});
+    i::observe::watch(handle->communicator);
+    *comm = handle.release();
     return ISTHMUS_OK;
   });
 }

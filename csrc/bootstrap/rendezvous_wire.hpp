@@ -16,7 +16,8 @@ inline constexpr size_t kMaxBlob = 1024 * 1024;
 inline constexpr size_t kMaxRendezvousBody = kMaxBlob + 16;
 inline constexpr size_t kMaxIdAddresses = 4;  // for so many a unique id has room
 
-enum class Meet : uint16_t { Join = 1, Contribution, GiveUp, Result, Failure, Again };
+// Enter, Welcome, Made and Kept are of processes that join a communicator which there is already (newcomers.hpp).
+enum class Meet : uint16_t { Join = 1, Contribution, GiveUp, Result, Failure, Again, Enter, Welcome, Made, Kept };
 
 struct Join {
   int64_t pid = 0;

@@ -3,6 +3,7 @@
 
 #include "base/fork.hpp"
 #include "base/lock.hpp"
+#include "bootstrap/newcomers.hpp"
 #include "bootstrap/tcp_rendezvous.hpp"
 #include "bootstrap/ticket_server.hpp"
 
@@ -64,6 +65,45 @@ void watch_listener(std::span<const std::byte, kTicketBytes> bytes, int listener
       return;
     }
   fail(Code::Argument, "the listener of a ticket is not watched: this process did not make the ticket");
+}
+
+namespace {
+
+// The server that made the ticket, in this process. Servers are never destroyed.
+TicketServer *server_of(const Ticket &ticket, uint64_t &number) {
+  TicketServers &servers = *the_ticket_servers;
+  const Lock lock(servers.mutex);
+  for (const auto &[where, server] : servers.all)
+    if (const auto found = server->number_of(ticket)) {
+      number = *found;
+      return server.get();
+    }
+  return nullptr;
+}
+
+}  // namespace
+
+Ticket create_entry(const Settings &settings, double seconds) {
+  const Bytes16 job_key = entry_job_key(settings);
+  return server_at(place_of(settings), settings).make_entry(job_key, now_ns() + seconds_to_ns(seconds));
+}
+
+bool made_here(const Ticket &ticket) {
+  uint64_t number = 0;
+  return server_of(ticket, number) != nullptr;
+}
+
+size_t waiting(const Ticket &ticket) {
+  uint64_t number = 0;
+  TicketServer *const server = server_of(ticket, number);
+  return server ? server->rooms().waiting(number) : 0;
+}
+
+Newcomers::Newcomers(const Ticket &ticket, const std::vector<int> &slots, Deadline deadline, const Look &look) {
+  uint64_t number = 0;
+  TicketServer *const server = server_of(ticket, number);
+  if (!server) fail(Code::Argument, "the ticket was not made by this process");
+  all_ = server->rooms().take(number, slots, deadline, look);
 }
 
 std::unique_ptr<Exchange> ticket_exchange(std::span<const std::byte, kTicketBytes> bytes, int rank, int world) {

@@ -58,7 +58,8 @@ TicketServer::TicketServer(std::vector<UniqueFd> listeners)
     const auto book = book_.lock();
     const auto number = book->find(hello.ticket);
     if (!number) return {};
-    return book->key(*number);
+    const auto job_key = rooms_.job_key(*number);
+    return job_key ? entry_key(book->key(*number), *job_key) : book->key(*number);
   });
   begin();
 }
@@ -75,14 +76,23 @@ void TicketServer::begin() {
   if (begun.wait_for(kBeginsWithin) == std::future_status::ready) listeners_.begin(thread_.native_handle(), begun.get());
 }
 
+std::optional<uint64_t> TicketServer::number_of(const Ticket &ticket) {
+  const auto book = book_.lock();
+  const auto number = book->find(ticket.number);
+  if (!number || book->key(*number) != ticket.key) return {};
+  return number;
+}
+
 std::optional<Status> TicketServer::watch(const Ticket &ticket, int listener) {
-  std::optional<uint64_t> number;
-  {
-    const auto book = book_.lock();
-    number = book->find(ticket.number);
-    if (!number || book->key(*number) != ticket.key) return {};
-  }
+  const auto number = number_of(ticket);
+  if (!number) return {};
   return listeners_.watch(listener, *number);
+}
+
+Ticket TicketServer::make_entry(const Bytes16 &job_key, int64_t until_ns) {
+  const Ticket ticket = make();
+  rooms_.open(*number_of(ticket), job_key, until_ns);
+  return ticket;
 }
 
 Ticket TicketServer::make() {
@@ -129,7 +139,8 @@ void TicketServer::turn() {
 // Until somebody has something to say, or it is time for something.
 void TicketServer::wait() {
   fds_.assign({{gate_.fd(), POLLIN, 0}, {listeners_.fd(), POLLIN, 0}});
-  int64_t until_ns = gate_.next_deadline_ns();
+  rooms_.watch(fds_);
+  int64_t until_ns = std::min(gate_.next_deadline_ns(), rooms_.wakes_ns());
   for (const auto &[number, gathering] : going_) {
     gathering.watch(fds_);
     until_ns = std::min(until_ns, gathering.wakes_ns());
@@ -147,6 +158,7 @@ void TicketServer::wait() {
 void TicketServer::hear() {
   if (fds_[1].revents) listeners_.hear([this](const WatchedListener &l) { note_elsewhere(l); });
   std::span<const pollfd> rest = std::span<const pollfd>(fds_).subspan(2);
+  rest = rest.subspan(rooms_.hear(rest));
   for (auto &[number, gathering] : going_) rest = rest.subspan(gathering.hear(rest));
   std::erase_if(late_, [&](LateClient &c) { return !stays(c); });
 }
@@ -165,9 +177,13 @@ void TicketServer::admit(net::Guest &&guest) {
     if (number) over = book->over(*number);
   }
   if (!number) return;
+  if (rooms_.job_key(*number)) {
+    if (const Status refused = rooms_.admit(*number, guest); !refused.ok()) tell_late(std::move(guest.fd), refused);
+    return;
+  }
   const auto at = going_.find(*number);
-  if (over && at == going_.end()) return tell_late(std::move(guest.fd), *over);
-  if (over && !at->second.failure().ok()) return tell_late(std::move(guest.fd), *over);
+  if (over && at == going_.end()) return tell_late(std::move(guest.fd), meeting_over(*over));
+  if (over && !at->second.failure().ok()) return tell_late(std::move(guest.fd), meeting_over(*over));
   const auto [gathering, begins] = going_.try_emplace(*number, where_, 0, gate_);
   if (const auto known = elsewhere_.find(*number); begins && known != elsewhere_.end())
     gathering->second.note(known->second);
@@ -197,7 +213,7 @@ void TicketServer::serve() {
     at = going_.erase(at);
     const auto how = untold.empty() ? std::nullopt : book_.lock()->over(number);
     for (UniqueFd &fd : untold)
-      if (how) tell_late(std::move(fd), *how);
+      if (how) tell_late(std::move(fd), meeting_over(*how));
   }
 }
 
@@ -217,11 +233,15 @@ void TicketServer::note_over(uint64_t number, const Status &failure) {
   elsewhere_.erase(number);
 }
 
-void TicketServer::tell_late(UniqueFd fd, const Status &over) {
+Status TicketServer::meeting_over(const Status &how) const {
+  return {how.code, formatted("the meeting at {} is over: {}", where_, how.text)};
+}
+
+void TicketServer::tell_late(UniqueFd fd, const Status &words) {
   LateClient c;
   c.fd = std::move(fd);
   c.until_ns = now_ns() + kLateNs;
-  append_failure(c.words, {over.code, formatted("the meeting at {} is over: {}", where_, over.text)});
+  append_failure(c.words, words);
   if (!stays(c)) return;
   if (late_.size() >= kMostLate) late_.pop_front();
   late_.push_back(std::move(c));

@@ -8,6 +8,13 @@
 
 namespace isthmus::comm {
 
+void begin_log(const Settings &settings) {
+  set_log_level(settings.text(Setting::Log).c_str());
+  if (process::Context::current()) return;
+  set_log_file(settings.text(Setting::LogFile));
+  forget_log_rank();
+}
+
 std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
   const Launch launch = from_environment(o.settings);
   const int rank = o.rank >= 0 ? o.rank : launch.rank, world = o.world >= 0 ? o.world : launch.world;
@@ -16,11 +23,7 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
          "no rank or world size: start the program with torchrun, mpirun or srun, or give rank, world size and address");
   if (world == 0 || rank >= world)
     fail(Code::Argument, "rank {} of {}: the rank must be from 0 to world size - 1", rank, world);
-  set_log_level(o.settings.text(Setting::Log).c_str());
-  if (const auto there = process::Context::current(); !there) {
-    set_log_file(o.settings.text(Setting::LogFile));
-    forget_log_rank();
-  }
+  begin_log(o.settings);
   note_log_ranks(std::span(&rank, 1), LogRanks::MaybeSome);
   const Deadline deadline(o.settings.real(Setting::Timeout));
   std::unique_ptr<bootstrap::Exchange> exchange;

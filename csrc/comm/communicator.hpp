@@ -84,6 +84,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   PlanCache &plans() noexcept { return plans_; }
 
  private:
+  friend class Growing;    // grow.cpp
   friend class Shrinking;  // parts.cpp
   // Without a rank and without a use of the context: make() gives both afterwards, and destroy() ends both.
   Communicator(const join::Invitation &invitation, const bootstrap::Bytes16 &key, join::Seat &seat);
@@ -102,14 +103,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const topology::Topology topology_;
   const Terms terms_;
   PlanCache plans_;
-  Mutex split_mutex_;  // one split or shrink at a time; held while the ranks speak with each other
-  uint64_t unconfirmed_ ISTHMUS_GUARDED_BY(split_mutex_) = 0;  // see Shrinking
+  Mutex split_mutex_;  // one split, shrink or grow at a time; held while the ranks speak with each other
+  uint64_t unconfirmed_ ISTHMUS_GUARDED_BY(split_mutex_) = 0;  // see Shrinking and Growing
   struct {  // the two streams of the user that were ordered last, and the event between them
     Mutex mutex;
     std::unique_ptr<device::Stream> before ISTHMUS_GUARDED_BY(mutex), after ISTHMUS_GUARDED_BY(mutex);
     std::unique_ptr<device::Event> event ISTHMUS_GUARDED_BY(mutex);
   } ordered_;
 };
+
+void begin_log(const Settings &settings);  // before the first communicator of this process
 
 // ---- groups (per thread) ---------------------------------------------------------------------------------------------------------------
 void group_begin();

@@ -78,6 +78,8 @@ void PartExchange::give_up(const Status &why) noexcept {
   whole_.exchange().tell(what_.c_str(), ranks_, std::span(out).first(sizeof code + size));
 }
 
+void PartExchange::over() { whole_.exchange().forget(what_.c_str(), ranks_); }
+
 void PartExchange::look() const {
   hear_farewells();
   if (ends_ == WholeFailed::IsKnown || !whole_.core().failed()) return;

@@ -66,6 +66,7 @@ class Reader {
     const auto b = take(n);
     return {reinterpret_cast<const char *>(b.data()), b.size()};
   }
+  std::span<const std::byte> bytes(size_t n) noexcept { return take(n); }
   std::span<const std::byte> rest() noexcept { return take(in_.size()); }
   bool ok() const noexcept { return ok_; }
   bool done() const noexcept { return ok_ && in_.empty(); }  // all was read without a fault, and nothing is left over

@@ -63,9 +63,18 @@ std::string take_json(isthmus_result result, char *json) {
 
 }  // namespace
 
-PythonCommunicator::PythonCommunicator(const InitArguments &given) {
+isthmus_options joining_options(const InitArguments &given) {
   isthmus_options options = {};
   options.size = sizeof options;
+  options.island = text(given.island);
+  options.bridge = text(given.bridge);
+  options.settings = text(given.settings);
+  options.timeout = given.timeout;
+  return options;
+}
+
+PythonCommunicator::PythonCommunicator(const InitArguments &given) {
+  isthmus_options options = joining_options(given);
   options.rank = given.rank;
   options.world_size = given.world_size;
   PythonExchange exchange{given.exchange, given.world_size};
@@ -85,10 +94,6 @@ PythonCommunicator::PythonCommunicator(const InitArguments &given) {
   }
   options.address = text(given.address);
   options.name = text(given.name);
-  options.island = text(given.island);
-  options.bridge = text(given.bridge);
-  options.settings = text(given.settings);
-  options.timeout = given.timeout;
   isthmus_comm_t handle = nullptr;
   isthmus_result result;
   {

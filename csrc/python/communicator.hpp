@@ -72,6 +72,9 @@ class PythonCommunicator {
   long pid_ = 0;  // the process that made the communicator: a forked child leaves the handle alone
 };
 
+// What init and join have in common. The texts are those of `given`.
+isthmus_options joining_options(const InitArguments &given);
+
 constexpr const char *kHandleCapsule = "isthmus_comm_t";
 
 }  // namespace isthmus::python

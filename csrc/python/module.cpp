@@ -6,6 +6,7 @@
 
 #include "collectives.hpp"
 #include "dtypes.hpp"
+#include "membership.hpp"
 
 namespace isthmus::python {
 namespace {
@@ -52,6 +53,16 @@ std::unique_ptr<PythonCommunicator> make(int rank, int world_size, OptionalText 
   return std::make_unique<PythonCommunicator>(o);
 }
 
+py::object join_with(const std::string &ticket, int slot, OptionalText island, OptionalText bridge,
+                     const py::object &timeout, OptionalText settings) {
+  InitArguments o;
+  o.island = std::move(island);
+  o.bridge = std::move(bridge);
+  o.settings = std::move(settings);
+  if (!read_timeout(timeout.ptr(), "join", &o.timeout)) throw PythonError();
+  return join(ticket, slot, o);
+}
+
 std::unique_ptr<PythonCommunicator> from_handle(const py::capsule &handle) {
   void *pointer = PyCapsule_GetPointer(handle.ptr(), kHandleCapsule);
   if (!pointer) throw PythonError();
@@ -81,6 +92,9 @@ void add_communicator(py::module_ &m) {
            "Sets the deadline of this rank's later operations, in seconds.")
       .def("_split", &PythonCommunicator::split, py::arg("color"), py::arg("key"), py::arg("name"))
       .def("_shrink", &PythonCommunicator::shrink, py::arg("exclude"), py::arg("mode"), py::arg("name"))
+      .def("_ticket", &make_ticket, py::arg("timeout"))
+      .def("_joiners", &joiners, py::arg("ticket"))
+      .def("_grow", &grow, py::arg("ticket"), py::arg("n"), py::arg("slots"), py::arg("name"))
       .def("_agree", &PythonCommunicator::agree, py::arg("flags"), py::arg("failed"), py::arg("allow_minority"),
            py::arg("timeout"))
       .def("_topology", &PythonCommunicator::topology)
@@ -88,6 +102,8 @@ void add_communicator(py::module_ &m) {
       .def("_measure_leader_exchange", &PythonCommunicator::measure_leader_exchange, py::arg("seconds"))
       .def("_explain", &PythonCommunicator::explain, py::arg("collective"), py::arg("count"), py::arg("dtype"),
            py::arg("op"), py::arg("root"));
+  m.def("join", &join_with, py::arg("ticket"), py::arg("slot"), py::arg("island"), py::arg("bridge"), py::arg("timeout"),
+        py::arg("settings"));
   add_methods(type, kCollectives);
   add_methods(type, kCollectivesV);
 }

@@ -11,6 +11,7 @@ void OutOfBand::came(uint32_t from, uint64_t about, uint64_t number, std::span<c
   if (from >= world_ || bytes.size() > kMostBytes) return;
   {
     const Lock lock(mutex_);
+    if (std::find(forgotten_.begin(), forgotten_.end(), about) != forgotten_.end()) return;
     auto &kept = from_[from].kept;
     make_room(kept);
     kept.push_back({about, number, {bytes.begin(), bytes.end()}, false});
@@ -63,6 +64,13 @@ bool OutOfBand::has(int from, uint64_t about) {
   const Lock lock(mutex_);
   const auto &kept = from_[static_cast<size_t>(from)].kept;
   return std::any_of(kept.begin(), kept.end(), [&](const Message &m) { return m.about == about && !m.withdrawn; });
+}
+
+void OutOfBand::forget(uint64_t about) {
+  const Lock lock(mutex_);
+  forgotten_.push_back(about);
+  if (forgotten_.size() > kMostForgotten) forgotten_.pop_front();
+  for (auto &[kept, given_up] : from_) std::erase_if(kept, [&](const Message &m) { return m.about == about; });
 }
 
 bool OutOfBand::has_other(int from, uint64_t about) {

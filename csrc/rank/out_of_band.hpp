@@ -16,6 +16,7 @@ namespace isthmus::rank {
 class OutOfBand {
  public:
   static constexpr size_t kMostBytes = 4096;  // of a message
+  static constexpr size_t kMostForgotten = 64;
   static constexpr size_t kMostKept = 16;  // of one rank; then the oldest withdrawn message is dropped, or else the oldest
   struct Message {
     uint64_t about = 0, number = 0;
@@ -31,6 +32,7 @@ class OutOfBand {
   std::optional<Message> take(int from, uint64_t about, int64_t until_ns);
   bool has(int from, uint64_t about);         // a message that take() would give
   void give_back(int from, Message message);  // the taker has given up now: the message is the oldest again
+  void forget(uint64_t about);                // what has come about it, and what still comes, is dropped
   bool has_other(int from, uint64_t about);   // a message about something else, withdrawn or not
 
  private:
@@ -43,6 +45,7 @@ class OutOfBand {
   Mutex mutex_;
   Condition changed_;
   std::vector<MessagesFrom> from_ ISTHMUS_GUARDED_BY(mutex_);
+  std::deque<uint64_t> forgotten_ ISTHMUS_GUARDED_BY(mutex_);  // at most kMostForgotten, the last
 };
 
 }  // namespace isthmus::rank

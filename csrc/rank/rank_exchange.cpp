@@ -134,4 +134,6 @@ std::optional<std::vector<std::byte>> RankExchange::hear(const char *what, std::
   return std::move(message->bytes);
 }
 
+void RankExchange::forget(const char *what, std::span<const int> ranks) { inbox_.forget(subject_of(what, ranks, 0)); }
+
 }  // namespace isthmus::rank

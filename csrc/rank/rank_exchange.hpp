@@ -32,6 +32,8 @@ class RankExchange {
   void tell(const char *what, std::span<const int> ranks, std::span<const std::byte> mine) noexcept;
   std::optional<std::vector<std::byte>> hear(const char *what, std::span<const int> ranks, int from);
 
+  void forget(const char *what, std::span<const int> ranks);  // of what is told: nobody hears it any more
+
   void abort() noexcept { aborts_.fetch_add(1, std::memory_order_acq_rel); }  // the program aborts: exchanges end
   OutOfBand &inbox() noexcept { return inbox_; }
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import atexit as _atexit
 
 from . import _core, _ending
-from ._comm import Comm, Explanation, context_stats, from_mpi, group, init, settings, unique_id
+from ._comm import Comm, Explanation, context_stats, from_mpi, group, init, join, settings, unique_id
 from ._core import ANY_SOURCE, Work
 from ._errors import (
     AbortedError,
@@ -60,6 +60,7 @@ __all__ = [
     "get_include",
     "group",
     "init",
+    "join",
     "settings",
     "unique_id",
 ]

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any
 
 from . import _core, _ending
-from ._errors import ArgumentError, ConfigError
+from ._errors import ArgumentError, ConfigError, PeerLostError
 
 _KEEP, _ABORT, _AGREE = range(3)  # isthmus_shrink_mode
 
-__all__ = ["Comm", "Explanation", "context_stats", "from_mpi", "group", "init", "settings", "unique_id"]
+__all__ = ["Comm", "Explanation", "context_stats", "from_mpi", "group", "init", "join", "settings", "unique_id"]
 
 
 class Explanation:
@@ -117,6 +117,57 @@ class Comm(_core.Comm):
         child = Comm(self._shrink(list(failed if exclude is None else exclude), mode, name))
         child._name = name or f"{self.name}/shrink"
         return child
+
+    def ticket(self, *, timeout: float | None = None) -> str:
+        """A ticket, by which other processes come into this communicator, or into one that is made from it (isthmus.join).
+
+        Any rank makes one, and needs no other rank for it. The text is printable and short; pass it by any means. Who has
+        the text may come. Where ISTHMUS_JOB_KEY is set, the process has to have that key too.
+
+        A ticket is for one grow. It expires after `timeout` seconds (600), and when the process ends that made it. A process
+        has at most 256 tickets that are neither used nor expired.
+        """
+        return self._ticket(timeout)
+
+    def joiners(self, ticket: str) -> int:
+        """How many processes have come with the ticket and wait. 0 on ranks that did not make it. Does not wait."""
+        return self._joiners(ticket)
+
+    def grow(self, ticket: str, n: int = 1, *, slots: Sequence[int] | None = None, name: str | None = None) -> Comm:
+        """Makes a communicator of these ranks and `n` processes that come with the ticket. Collective, with equal arguments.
+
+        - The newcomers stand behind these ranks, or have the ranks in `slots`: then these ranks have the other numbers, in
+          their order.
+        - All ranks and newcomers have the new communicator, or none has it. Then the error says why, and this communicator
+          is as it was.
+        - The call waits for processes that have not come, up to two thirds of the communicator's timeout. A loop that is not
+          to wait asks `joiners` first.
+        - Operations of this communicator go on beside it, and the call does not wait for them. This communicator must still
+          be destroyed.
+
+        A communicator that has failed or has lost a rank is shrunk first: see `replace`.
+        """
+        child = Comm(self._grow(ticket, n, None if slots is None else list(slots), name))
+        child._name = name or f"{self.name}/grow"
+        return child
+
+    def replace(self, ranks: Sequence[int], ticket: str, *, name: str | None = None) -> Comm:
+        """Makes a communicator in which newcomers have the places of `ranks`. Collective over the other ranks.
+
+        The ranks in `ranks` are lost, or are left out. It is shrink() and then grow() with as many newcomers: this
+        communicator is aborted, and each rank that is left keeps its number. One of those that are left must have made the
+        ticket; a ticket that was made before the loss serves. The same `ranks` on all.
+
+        PeerLostError: other ranks are lost too, and the error names all. Call again with those.
+        """
+        wanted = sorted(set(ranks))
+        _, out = self.agree(failed=wanted)
+        if out != wanted:
+            raise PeerLostError(f"replace: the ranks {out} are lost, not {wanted}; call again with all that are lost")
+        with self.shrink() as rest:
+            if rest.size != self.size - len(wanted):
+                raise PeerLostError("replace: a further rank was lost meanwhile; agree() says which, and call again")
+            return rest.grow(ticket, len(wanted), slots=wanted, name=name or self.name)
 
     def explain(
         self,
@@ -243,6 +294,32 @@ def init(
     )
     comm._name = name or os.environ.get("ISTHMUS_NAME", "world")
     return comm
+
+
+def join(
+    ticket: str,
+    *,
+    slot: int | None = None,
+    island: str | None = None,
+    bridge: str | None = None,
+    timeout: float | None = None,
+    settings: Mapping[str, object] | str | None = None,
+) -> Comm:
+    """Joins a communicator that there is already: comes with a ticket (`Comm.ticket`), and waits until its ranks call grow.
+
+    - **`slot`**: the rank that this process wants to be. None takes any that is free. Refused where a rank lives there, or
+      where another process has come for it.
+    - **`timeout`**: the deadline of the wait and of each operation, in seconds. Once the ranks have let this process in,
+      their deadline counts.
+    - **`island`, `bridge`, `settings`**: as in init. The ranks have chosen the name.
+
+    Raises AuthError where this process cannot prove the job key, ArgumentError where the ticket is used or has expired,
+    MismatchError for another version or other settings, TimeoutError where no rank lets it in, and PeerLostError where the
+    process has ended that made the ticket.
+    """
+    joined = Comm(_core.join(ticket, -1 if slot is None else slot, island, bridge, timeout, _settings_text(settings)))
+    joined._name = joined.topology()["name"]
+    return joined
 
 
 def from_mpi(

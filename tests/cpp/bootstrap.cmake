@@ -5,6 +5,7 @@ isthmus_test(test_bootstrap_mesh SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_m
 isthmus_test(test_bootstrap_rendezvous SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_rendezvous_test.cpp FLOORS bootstrap
              THREADS PROVES memory)
 isthmus_test(test_ticket SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ticket_test.cpp FLOORS bootstrap THREADS PROVES memory)
+isthmus_test(test_newcomers SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/newcomers_test.cpp FLOORS bootstrap THREADS PROVES memory)
 isthmus_test(test_elsewhere SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/elsewhere_test.cpp FLOORS bootstrap THREADS PROVES memory)
 isthmus_test(test_bootstrap_sharing SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_sharing_test.cpp FLOORS api THREADS PROVES memory)
 isthmus_test(test_meeting SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/meeting_test.cpp FLOORS api THREADS PROVES memory)

@@ -1,4 +1,5 @@
 if(ISTHMUS_CORE_ONLY)
   return()
 endif()
+isthmus_test(test_grown_ranks SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/grown_ranks_test.cpp FLOORS comm PROVES values)
 isthmus_test(test_comm_launcher SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/comm_launcher_test.cpp FLOORS comm PROVES values)

@@ -47,6 +47,17 @@ TEST(OutOfBand, ForgetsWhatItsSenderHasGivenUp) {
   EXPECT_TRUE(o.has_other(1, 8)) << "an error may still tell of it";
 }
 
+TEST(OutOfBand, DropsWhatNobodyWantsAnyMoreAlsoWhereItComesLater) {
+  OutOfBand o(2);
+  o.came(1, 7, 1, text("early"));
+  o.came(1, 8, 2, text("other"));
+  o.forget(7);
+  o.came(1, 7, 3, text("late"));
+  EXPECT_FALSE(o.has(1, 7));
+  EXPECT_FALSE(o.has_other(1, 8));
+  EXPECT_EQ(take(o, 1, 8), text("other"));
+}
+
 TEST(OutOfBand, HasWhatMayBeTaken) {
   OutOfBand o(2);
   EXPECT_FALSE(o.has(1, 7));

@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "bootstrap/control_wire.hpp"
+#include "bootstrap/newcomers.hpp"
 #include "bootstrap/rendezvous_wire.hpp"
 #include "bootstrap/ticket_wire.hpp"
 #include "comm/blob.hpp"
@@ -146,6 +147,8 @@ void rendezvous(const uint8_t *data, size_t size) {
     must(m->blob.size() + 16 == size && m->patience.alike <= m->blob.size() && m->patience.ns >= 0);
   if (const auto m = bootstrap::parse_result(in)) must(m->blob.size() + 8 == size);
   if (const auto m = bootstrap::parse_failure(in)) must(!m->ok());
+  if (const auto m = bootstrap::parse_enter(in)) must(m->slot >= bootstrap::kAnySlot && m->hostname.size() <= 255);
+  if (const auto m = bootstrap::parse_welcome(in)) must(m->rank >= 0 && m->rank < m->world && m->making_ns <= m->whole_ns);
   std::array<std::byte, 128> id{};
   std::memcpy(id.data(), data, std::min(size, id.size()));
   try {
@@ -162,7 +165,10 @@ std::vector<Bytes> rendezvous_seeds() {
   bootstrap::append_contribution(contribution, 1, net::as_bytes("blob"), {2, 60});
   bootstrap::append_result(result, 1, 2, net::as_bytes("blob"));
   bootstrap::append_failure(failure, {Code::Timeout, "rank 2 of 3 did not arrive"});
-  for (const auto *f : {&join, &contribution, &result, &failure}) add(*f);
+  ByteVector enter, welcome;
+  bootstrap::append_enter(enter, {4711, 2, "host"});
+  bootstrap::append_welcome(welcome, {3, 4, 1000, 2000, "world/grow", "3 ranks of 'world' and 1 newcomers"});
+  for (const auto *f : {&join, &contribution, &result, &failure, &enter, &welcome}) add(*f);
   std::array<std::byte, 128> id;
   bootstrap::pack_unique_id({{7}, {"127.0.0.1:29501", "[::1]:29501"}}, id);
   out.push_back(seed(id));
@@ -180,8 +186,13 @@ void ticket(const uint8_t *data, size_t size) {
       must(!t.addresses.empty() && t.addresses.size() <= 6);
       std::array<std::byte, bootstrap::kTicketBytes> again;
       must(bootstrap::pack_ticket(t, again) == t.addresses.size() && again == bytes);
+      const std::string text = bootstrap::entry_text(t);
+      must(bootstrap::entry_text(bootstrap::parse_entry(text)) == text);
     } catch (const Error &error) { must(error.code() == Code::Argument || error.code() == Code::Mismatch); }
   }
+  try {
+    bootstrap::parse_entry(std::string(reinterpret_cast<const char *>(data), size));
+  } catch (const Error &error) { must(error.code() == Code::Argument || error.code() == Code::Mismatch); }
 }
 
 std::vector<Bytes> ticket_seeds() {
@@ -196,6 +207,8 @@ std::vector<Bytes> ticket_seeds() {
   add({"127.0.0.1:29501"});
   add({"10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3", "[fd00::1]:4"});
   add({"[fd00::1]:1", "[fd00::2]:65535"});
+  bootstrap::Ticket t{0x12345678, {7}, {net::numeric_address("127.0.0.1:29501")}};
+  out.push_back(seed(net::as_bytes(bootstrap::entry_text(t))));
   return out;
 }
 

@@ -140,8 +140,9 @@ Agreement agree(const Invitation &invitation, const Offer &offer) {
     a.infos.push_back(r.info);
     if (!r.endpoint.tcp.empty()) a.infos.back().address = net::split_host_port(r.endpoint.tcp.front()).host;
   }
-  a.map = make_map(a.infos, a.bridge, invitation.settings, invitation.parent ? MapOf::Part : MapOf::Job);
-  if (invitation.rank == 0 && !invitation.parent && invitation.settings.text(Setting::BridgeRates).empty())
+  a.map = make_map(a.infos, a.bridge, invitation.settings, invitation.parent || invitation.grown ? MapOf::Part : MapOf::Job);
+  if (invitation.rank == 0 && !invitation.parent && !invitation.grown &&
+      invitation.settings.text(Setting::BridgeRates).empty())
     note_missing_profiles(a.map.topology, invitation.name);
   a.island = served_island(a.map.topology, invitation.rank);
   return a;

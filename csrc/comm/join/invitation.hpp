@@ -43,6 +43,7 @@ struct Invitation {
   std::optional<Parent> parent;
   bootstrap::Exchange &exchange;  // among the ranks of the new communicator
   Deadline deadline;
+  bool grown = false;  // from a communicator of which this rank has not been a member
 };
 
 }  // namespace isthmus::comm::join

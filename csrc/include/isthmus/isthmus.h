@@ -169,6 +169,24 @@ ISTHMUS_API isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, in
  * left have the new communicator. */
 ISTHMUS_API isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int count, isthmus_shrink_mode mode,
                                                const char *name, isthmus_comm_t *result);
+/* A ticket, by which processes come into this communicator, or into one that is made from it (isthmus_join). Any rank makes one, and the others
+ * need not know. *ticket: printable text, to be freed with isthmus_free; who has it may come, and where ISTHMUS_JOB_KEY is set has to
+ * have that key too. It is for one isthmus_comm_grow, within `timeout` seconds (0: 600), and while this process lives. A process has at
+ * most 256 tickets that are neither used nor expired. */
+ISTHMUS_API isthmus_result isthmus_comm_ticket(isthmus_comm_t comm, double timeout, char **ticket);
+/* How many processes have come with the ticket and wait. 0 on ranks that did not make it. Local, does not wait. */
+ISTHMUS_API isthmus_result isthmus_comm_joiners(isthmus_comm_t comm, const char *ticket, int *count);
+/* Collective: *result has the ranks of `comm` and `newcomers` (1 to 64) processes that come with the ticket; it waits for them up to two
+ * thirds of the timeout. slots: which ranks the newcomers are, so many numbers; NULL: those behind the old ranks. The old ranks have the
+ * others, in their order. All ranks give the same; name NULL: "<name>/grow". All have the new communicator or none has it, and then
+ * the error says why. It stands beside the operations of `comm`, which goes on and is still to be destroyed. What its processes share
+ * (connections, staging memory, devices) serves both. A communicator that has failed, or lost a rank, is shrunk first. */
+ISTHMUS_API isthmus_result isthmus_comm_grow(isthmus_comm_t comm, const char *ticket, int newcomers, const int *slots, const char *name,
+                                             isthmus_comm_t *result);
+/* In a process that comes with a ticket: waits until the members let it in. slot: the rank that it wants to be, or -1; refused where a rank
+ * lives there or another process has come for it. options: island, bridge, timeout and settings count; the members have chosen the
+ * name, and the ranks. */
+ISTHMUS_API isthmus_result isthmus_join(const char *ticket, int slot, const isthmus_options *options, isthmus_comm_t *comm);
 /* Collective over the ranks that live: they agree, whoever is lost meanwhile, also on a communicator that has failed or was aborted.
  * flags: in, this rank's; out, the AND of those of all ranks that are not out. out: a byte for each rank; in, not 0 for a rank without which
  * this rank wants to go on (it may live, but not answer); out, 1 for those with which the ranks do not go on, that are gone or were named.

@@ -1,0 +1,334 @@
+// What the members do (grow), and what a process does that comes with a ticket (join).
+#include "comm/grow.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/log.hpp"
+#include "bootstrap/newcomers.hpp"
+#include "comm/grow_exchange.hpp"
+#include "net/siphash.hpp"
+#include "net/wait.hpp"
+#include "net/wire.hpp"
+
+namespace isthmus::comm {
+namespace {
+
+using bootstrap::Blob;
+
+constexpr double kTicketSeconds = 600;      // where the program names no time
+constexpr double kMostTicketSeconds = 1e6;  // some eleven days
+constexpr int64_t kAskNs = 20'000'000;      // between two looks of a newcomer for the last word
+constexpr const char *kLastWord = "grown";  // what the members tell a newcomer over the new communicator
+constexpr std::byte kHave{1}, kHaveNot{2};
+// What a rank contributes to the first agreement; a rank that calls agree() or shrink() contributes something else.
+constexpr uint64_t kGrows = 0x6973'746d'6772'6f77;
+constexpr uint64_t kMade = 1, kMayTryAgain = 2;  // as in a shrink, whose unconfirmed agreement this may be
+
+// What each member says first: all must ask for the same.
+struct Ask {
+  uint64_t ticket = 0;  // a hash of it
+  int32_t newcomers = 0;
+  bool made_here = false;
+  std::vector<int> slots;
+  std::string name;
+};
+
+Blob pack(const Ask &ask) {
+  Blob out;
+  net::Writer w(out);
+  w.number(ask.ticket).number(ask.newcomers).number(static_cast<uint8_t>(ask.made_here));
+  w.number(static_cast<uint16_t>(ask.slots.size()));
+  for (const int slot : ask.slots) w.number(static_cast<int32_t>(slot));
+  w.text(ask.name);
+  return out;
+}
+
+Ask unpack_ask(const Blob &blob, size_t rank) {
+  net::Reader r(blob);
+  Ask ask;
+  ask.ticket = r.number<uint64_t>();
+  ask.newcomers = r.number<int32_t>();
+  ask.made_here = r.number<uint8_t>() != 0;
+  const size_t slots = r.number<uint16_t>();
+  for (size_t i = 0; i < slots && r.ok(); ++i) ask.slots.push_back(r.number<int32_t>());
+  ask.name = r.text(0xffff);
+  if (!r.done()) fail(Code::Mismatch, "grow: rank {} asks for what cannot be read", rank);
+  return ask;
+}
+
+std::string list_of(const std::vector<int> &numbers) {
+  std::string text;
+  for (const int n : numbers) text += formatted("{}{}", text.empty() ? "" : ",", n);
+  return text.empty() ? "none" : text;
+}
+
+// Throws where two ranks ask for unlike things, with the same text on all ranks.
+void compare(const std::vector<Ask> &asks) {
+  const Ask &first = asks[0];
+  for (size_t r = 1; r < asks.size(); ++r) {
+    const Ask &other = asks[r];
+    if (other.newcomers != first.newcomers)
+      fail(Code::Mismatch, "grow: rank 0 admits {} newcomers and rank {} {}: give all ranks the same number",
+           first.newcomers, r, other.newcomers);
+    if (other.ticket != first.ticket)
+      fail(Code::Mismatch, "grow: rank 0 and rank {} have different tickets: give all ranks the same one", r);
+    if (other.slots != first.slots)
+      fail(Code::Mismatch, "grow: rank 0 gives the slots {} and rank {} {}: give all ranks the same list",
+           list_of(first.slots), r, list_of(other.slots));
+    if (other.name != first.name)
+      fail(Code::Mismatch, "grow: rank 0 names the communicator '{}' and rank {} '{}': give all ranks the same name",
+           first.name, r, other.name);
+  }
+}
+
+int host_of(const std::vector<Ask> &asks) {
+  for (size_t r = 0; r < asks.size(); ++r)
+    if (asks[r].made_here) return static_cast<int>(r);
+  fail(Code::Argument,
+       "grow: no rank of this communicator has made the ticket, or that one has ended: a rank that lives makes another");
+}
+
+uint64_t hash_of(const std::string &ticket) {
+  const bootstrap::Bytes16 h = net::siphash128({}, net::as_bytes(ticket));
+  return net::Reader(std::as_bytes(std::span(h))).number<uint64_t>();
+}
+
+Deadline part_of(Deadline whole, double part) { return Deadline(part * static_cast<double>(whole.left_ns()) * 1e-9); }
+
+}  // namespace
+
+// ---- the members ---------------------------------------------------------------------------------------------------------------------
+
+// One grow on one member. The ranks agree twice: that all are here, and that all have the new communicator.
+//
+//   agree: all are here --> compare what they ask for --> make it with the newcomers --> agree: have all made it? --> yes: done
+//                                                                                                              \--> no: nobody has it
+//
+// The host speaks for the newcomers in the second agreement. Afterwards all members tell them how it ended: the host over its connection, the
+// others over the new communicator, so that the newcomers hear it although the host is lost.
+class Growing {
+ public:
+  static std::shared_ptr<Communicator> grow(Communicator &whole, const GrowRequest &request);
+  static std::shared_ptr<Communicator> join(const JoinRequest &request);
+
+ private:
+  Growing(Communicator &whole, const GrowRequest &request, const bootstrap::Ticket &ticket, Deadline deadline,
+          uint64_t &unconfirmed)
+      : whole_(whole),
+        local_(*whole.local_),
+        ticket_(ticket),
+        ranks_(GrownRanks::of(whole.size(), request.newcomers, request.slots)),
+        deadline_(deadline),
+        making_(part_of(deadline, 0.8)),
+        unconfirmed_(unconfirmed) {
+    mine_.ticket = hash_of(request.ticket);
+    mine_.newcomers = request.newcomers;
+    mine_.made_here = bootstrap::made_here(ticket);
+    mine_.slots = ranks_.newcomers;
+    mine_.name = request.name.empty() ? whole.name() + "/grow" : request.name;
+  }
+  std::shared_ptr<Communicator> made();
+  std::string name() const { return formatted("grow of '{}' on rank {}", whole_.name(), whole_.rank()); }
+  void confirm_last();
+  void begin_together();
+  std::shared_ptr<Communicator> make(PartExchange &members);
+  void tell_newcomers(Communicator *made, bool have, const Status &why) noexcept;
+
+  Communicator &whole_;
+  rank::Rank &local_;
+  const bootstrap::Ticket ticket_;
+  const GrownRanks ranks_;
+  const Deadline deadline_, making_;  // of the whole, and of all but the last agreement
+  uint64_t &unconfirmed_;
+  Ask mine_;
+  std::optional<bootstrap::Newcomers> come_;  // on the host
+};
+
+// An earlier grow or shrink may have failed here in its second agreement. The others may still be in that agreement, or be past it.
+void Growing::confirm_last() {
+  rank::RankAgreement &agreement = local_.agreement();
+  if (unconfirmed_ == agreement.number() && (agreement.agree(kMayTryAgain, {}, false, deadline_).flags & kMade))
+    fail(Code::Aborted, "{}: the other ranks have the communicator of the call before, and this rank has let go of it",
+         name());
+}
+
+void Growing::begin_together() {
+  rank::RankAgreement &agreement = local_.agreement();
+  const bool failed = local_.core().failed();
+  uint64_t flags = 0;
+  try {
+    flags = agreement.agree(failed ? 0 : kGrows, {}, false, deadline_).flags;
+  } catch (const Error &e) { throw Error(e.code(), formatted("{}: {}", name(), e.text())); }
+  if (failed) {
+    const Status why = local_.core().failure();
+    throw Error(why.code, formatted("{}: {}; a communicator that has failed is shrunk first", name(), why.text));
+  }
+  const rank::RankSet members = agreement.members();
+  for (int r = 0; r < whole_.size(); ++r)
+    if (!members.has(r)) fail(Code::PeerLost, "{}: rank {} is lost: shrink first, and grow what is left", name(), r);
+  if (flags != kGrows)
+    fail(Code::Aborted, "{}: on another rank the communicator has failed, or it made another call", name());
+}
+
+std::shared_ptr<Communicator> Growing::make(PartExchange &members) {
+  std::vector<Ask> asks;
+  for (const Blob &blob : members.all_gather(pack(mine_), making_)) asks.push_back(unpack_ask(blob, asks.size()));
+  compare(asks);
+  const int host = host_of(asks);
+  const std::string said = formatted("{} ranks of '{}' and {} newcomers", whole_.size(), whole_.name(), mine_.newcomers);
+  if (host == whole_.rank()) {
+    come_.emplace(ticket_, ranks_.newcomers, part_of(making_, 0.8), [&] { members.look(); });
+    come_->welcome({0, ranks_.world(), making_.left_ns(), deadline_.left_ns(), mine_.name, said});
+  }
+  GrowExchange exchange(members, ranks_, host, come_ ? &*come_ : nullptr);
+  join::Invitation invitation =
+      whole_.invite(exchange, ranks_.members[static_cast<size_t>(whole_.rank())], ranks_.world(), making_);
+  invitation.name = mine_.name;
+  invitation.members = said;
+  auto made = Communicator::make(invitation, whole_.use_.again());
+  if (come_) try {
+      come_->await_made(part_of(deadline_, 0.5), [&] { members.look(); });
+    } catch (...) {
+      made->destroy();
+      throw;
+    }
+  return made;
+}
+
+void Growing::tell_newcomers(Communicator *made, bool have, const Status &why) noexcept {
+  if (made) {
+    std::vector<int> all;
+    for (int r = 0; r < ranks_.world(); ++r) all.push_back(r);
+    made->local().exchange().tell(kLastWord, all, std::span(have ? &kHave : &kHaveNot, 1));
+    made->local().exchange().forget(kLastWord, all);
+  }
+  if (!come_) return;
+  if (have) come_->kept();
+  else come_->failed(why);
+}
+
+std::shared_ptr<Communicator> Growing::made() {
+  confirm_last();
+  begin_together();
+  rank::RankAgreement &agreement = local_.agreement();
+  std::vector<int> all;
+  for (int r = 0; r < whole_.size(); ++r) all.push_back(r);
+  PartExchange members(local_, formatted("grow #{}", agreement.number()), all);
+  std::shared_ptr<Communicator> made;
+  Status why;
+  try {
+    made = make(members);
+  } catch (const Error &e) { why = {e.code(), e.text()}; } catch (const std::exception &e) {
+    why = {Code::Resource, e.what()};
+  }
+  if (!made) {
+    members.give_up(why);
+    if (come_) come_->failed(why);  // at once: they may wait for this rank
+  }
+  unconfirmed_ = agreement.number();
+  rank::Verdict verdict;
+  try {
+    verdict = agreement.agree(made ? kMade | kMayTryAgain : 0, {}, false, deadline_);
+    members.over();
+  } catch (...) {  // whether the others have it is not known
+    if (made) made->destroy();
+    if (!why.ok()) throw Error(why.code, why.text);
+    throw;
+  }
+  const bool have = verdict.flags & kMade && verdict.out.count() == 0;
+  if (!have && why.ok())
+    why = verdict.out.count() ? Status{Code::PeerLost, formatted("{}: a rank was lost meanwhile: shrink first", name())}
+                              : Status{Code::System, formatted("{}: another rank could not make it", name())};
+  tell_newcomers(made.get(), have, why);
+  if (have) return made;
+  if (made) made->destroy();
+  throw Error(why.code, why.text);
+}
+
+std::shared_ptr<Communicator> Growing::grow(Communicator &whole, const GrowRequest &request) {
+  if (whole.destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", whole.name());
+  if (group_open()) fail(Code::Argument, "grow: not inside a group");
+  const bootstrap::Ticket ticket = bootstrap::parse_entry(request.ticket);
+  if (request.newcomers < 1 || request.newcomers > bootstrap::kMostNewcomers)
+    fail(Code::Argument, "grow: {} newcomers: must be from 1 to {}", request.newcomers, bootstrap::kMostNewcomers);
+  const Lock lock(whole.split_mutex_);
+  return Growing(whole, request, ticket, Deadline(whole.timeout()), whole.unconfirmed_).made();
+}
+
+// ---- the newcomer --------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Whether the others have the new communicator: the host says so over its connection, the other members over the communicator.
+void await_last_word(bootstrap::Entry &entry, Communicator &made) {
+  std::vector<int> all;
+  for (int r = 0; r < made.size(); ++r) all.push_back(r);
+  struct Forgets {
+    rank::RankExchange &exchange;
+    const std::vector<int> &ranks;
+    ~Forgets() { exchange.forget(kLastWord, ranks); }
+  } const forgets{made.local().exchange(), all};
+  std::optional<Error> gone;  // the host
+  while (!entry.whole().passed()) {
+    const Deadline until = Deadline::at_ns(std::min(entry.whole().ns(), now_ns() + kAskNs));
+    for (const int r : all) {
+      const auto said = r == made.rank() ? std::nullopt : made.local().exchange().hear(kLastWord, all, r);
+      if (said && said->size() == 1 && said->front() == kHave) return;
+      if (said) fail(Code::Aborted, "join: rank {} says that the members have not all made the communicator", r);
+    }
+    if (gone) {
+      net::sleep_until(until);
+      continue;
+    }
+    try {
+      if (entry.kept(until)) return;
+    } catch (const Error &e) {
+      if (e.code() != Code::PeerLost) throw;
+      gone = e;
+    }
+  }
+  if (gone) throw Error(*gone);
+  fail(Code::Timeout, "join: the members have not said in time whether all have made the communicator");
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> Growing::join(const JoinRequest &request) {
+  if (group_open()) fail(Code::Argument, "join: not inside a group");
+  if (request.slot < bootstrap::kAnySlot)
+    fail(Code::Argument, "join: slot {}: must be 0 or more, or -1 for any", request.slot);
+  const bootstrap::Ticket ticket = bootstrap::parse_entry(request.ticket);
+  begin_log(request.settings);
+  process::Context::Lease use = process::Context::acquire(request.settings, ticket.addresses.front().text());
+  bootstrap::Entry entry(ticket, request.settings, request.slot, Deadline(request.settings.real(Setting::Timeout)));
+  const bootstrap::Welcome &welcome = entry.welcome();
+  note_log_ranks(std::span(&welcome.rank, 1), LogRanks::MaybeSome);
+  const auto context = use.context();
+  join::Invitation invitation{welcome.name, welcome.members, welcome.rank, welcome.world,  request.settings,
+                              context,      std::nullopt,    entry,        entry.making(), true};
+  auto made = Communicator::make(invitation, std::move(use));
+  entry.say_made();
+  try {
+    await_last_word(entry, *made);
+  } catch (...) {
+    made->destroy();
+    throw;
+  }
+  return made;
+}
+
+std::string make_ticket(const Communicator &comm, double seconds) {
+  if (!(seconds >= 0) || seconds > kMostTicketSeconds)
+    fail(Code::Argument, "ticket: timeout {}: must be above 0 and at most {} seconds, or 0 for {}", seconds,
+         kMostTicketSeconds, kTicketSeconds);
+  return bootstrap::entry_text(bootstrap::create_entry(comm.settings(), seconds > 0 ? seconds : kTicketSeconds));
+}
+
+int joiners(const std::string &ticket) { return static_cast<int>(bootstrap::waiting(bootstrap::parse_entry(ticket))); }
+
+std::shared_ptr<Communicator> grow(Communicator &whole, const GrowRequest &request) { return Growing::grow(whole, request); }
+
+std::shared_ptr<Communicator> join_by_ticket(const JoinRequest &request) { return Growing::join(request); }
+
+}  // namespace isthmus::comm

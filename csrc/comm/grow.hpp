@@ -1,0 +1,30 @@
+// Communicators that gain ranks. See isthmus_comm_ticket() and the functions behind it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+
+namespace isthmus::comm {
+
+struct GrowRequest {
+  std::string ticket;
+  int newcomers = 1;
+  std::vector<int> slots;  // which ranks the newcomers are; empty: those behind the members
+  std::string name;
+};
+
+struct JoinRequest {
+  std::string ticket;
+  int slot = -1;  // the rank that this process wants to be; -1: any
+  Settings settings;
+};
+
+std::string make_ticket(const Communicator &comm, double seconds);
+int joiners(const std::string &ticket);
+std::shared_ptr<Communicator> grow(Communicator &whole, const GrowRequest &request);  // collective
+std::shared_ptr<Communicator> join_by_ticket(const JoinRequest &request);  // in a process that comes with a ticket
+
+}  // namespace isthmus::comm

@@ -1,0 +1,61 @@
+#include "membership.hpp"
+
+namespace isthmus::python {
+
+std::string make_ticket(PythonCommunicator &comm, std::optional<double> timeout) {
+  isthmus_comm_t c = comm.handle("ticket");
+  if (!c) throw PythonError();
+  const PythonCommunicator::ActiveCall use(&comm);
+  char *ticket = nullptr;
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_ticket(c, timeout.value_or(0), &ticket);
+  }
+  check(result);
+  std::string text(ticket);
+  isthmus_free(ticket);
+  return text;
+}
+
+int joiners(const PythonCommunicator &comm, const std::string &ticket) {
+  isthmus_comm_t c = comm.handle("joiners");
+  if (!c) throw PythonError();
+  int count = 0;
+  check(isthmus_comm_joiners(c, ticket.c_str(), &count));
+  return count;
+}
+
+py::object grow(PythonCommunicator &comm, const std::string &ticket, int n, const std::optional<std::vector<int>> &slots,
+                const std::optional<std::string> &name) {
+  isthmus_comm_t c = comm.handle("grow");
+  if (!c) throw PythonError();
+  if (slots && static_cast<int>(slots->size()) != n) {
+    raise_argument("grow: %zu slots for %d newcomers; give one for each, or none", slots->size(), n);
+    throw PythonError();
+  }
+  const PythonCommunicator::ActiveCall use(&comm);
+  isthmus_comm_t child = nullptr;
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result =
+        isthmus_comm_grow(c, ticket.c_str(), n, slots ? slots->data() : nullptr, name ? name->c_str() : nullptr, &child);
+  }
+  check(result);
+  return py::capsule(static_cast<void *>(child), kHandleCapsule);
+}
+
+py::object join(const std::string &ticket, int slot, const InitArguments &given) {
+  const isthmus_options options = joining_options(given);
+  isthmus_comm_t made = nullptr;
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_join(ticket.c_str(), slot, &options, &made);
+  }
+  check(result);
+  return py::capsule(static_cast<void *>(made), kHandleCapsule);
+}
+
+}  // namespace isthmus::python
