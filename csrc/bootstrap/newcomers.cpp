@@ -310,10 +310,18 @@ std::vector<Blob> Entry::all_gather(const Blob &mine, Deadline deadline) {
   return blobs;
 }
 
-void Entry::say_made() {
-  net::ByteVector words;
-  append_message(words, Meet::Made, {});
-  net::send_some(fd_.get(), words);  // where it fails, kept() finds the end
+void Entry::say_made() noexcept {
+  const auto word = net::frame_header(static_cast<uint16_t>(Meet::Made), 0);
+  net::send_some(fd_.get(), word);  // where it fails, kept() finds the end
+}
+
+void Entry::say_failed(const Status &why) noexcept {
+  try {
+    net::ByteVector words;
+    append_failure(words, why);
+    net::send_some(fd_.get(), words);
+  } catch (const std::exception &) {  // no memory: the end of the connection says enough
+  }
 }
 
 bool Entry::kept(Deadline until) {

@@ -106,7 +106,8 @@ class Entry final : public Exchange {
   Deadline making() const noexcept { return making_; }
   Deadline whole() const noexcept { return whole_; }
   std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) override;
-  void say_made();
+  void say_made() noexcept;
+  void say_failed(const Status &why) noexcept;  // this process does not have it
   // Looks for the last word, at most until then. True: all have it. Throws the Failure. Error(PeerLost): the other end is gone.
   bool kept(Deadline until);
 

@@ -307,7 +307,13 @@ std::shared_ptr<Communicator> Growing::join(const JoinRequest &request) {
   const auto context = use.context();
   join::Invitation invitation{welcome.name, welcome.members, welcome.rank, welcome.world,  request.settings,
                               context,      std::nullopt,    entry,        entry.making(), true};
-  auto made = Communicator::make(invitation, std::move(use));
+  std::shared_ptr<Communicator> made;
+  try {
+    made = Communicator::make(invitation, std::move(use));
+  } catch (const Error &e) {
+    entry.say_failed({e.code(), e.text()});
+    throw;
+  }
   entry.say_made();
   try {
     await_last_word(entry, *made);

@@ -141,7 +141,7 @@ std::shared_ptr<Communicator> Shrinking::agreed(const std::vector<int> &excluded
   // An earlier shrink may have failed here in its second agreement. The others may still be in that agreement, or be past it.
   if (unconfirmed_ == agreement.number() && (agreement.agree(kMayTryAgain, {}, false, deadline_).flags & kMade))
     fail(Code::Aborted,
-         "shrink of '{}' on rank {}: the other ranks have the communicator of the shrink before, and this rank has let go "
+         "shrink of '{}' on rank {}: the other ranks have the communicator of the call before, and this rank has let go "
          "of it",
          whole_.name(), whole_.rank());
   for (;;) {

@@ -164,10 +164,13 @@ class Comm(_core.Comm):
         _, out = self.agree(failed=wanted)
         if out != wanted:
             raise PeerLostError(f"replace: the ranks {out} are lost, not {wanted}; call again with all that are lost")
-        with self.shrink() as rest:
+        rest = self.shrink()
+        try:
             if rest.size != self.size - len(wanted):
                 raise PeerLostError("replace: a further rank was lost meanwhile; agree() says which, and call again")
             return rest.grow(ticket, len(wanted), slots=wanted, name=name or self.name)
+        finally:
+            rest.destroy()
 
     def explain(
         self,

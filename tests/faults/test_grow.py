@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import re
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -159,14 +162,28 @@ def test_newcomers_have_the_slots_that_the_members_give_and_those_that_they_ask_
         assert results(ranks) == [(1, [3, 0, 2, 1]), (3, [3, 0, 2, 1])]
 
 
+def connected(fd: int) -> bool:
+    """Whether the other end is there. Of addresses that race, and of questions whether a process lives, it has closed."""
+    with socket.socket(fileno=os.dup(fd)) as one:
+        try:
+            return one.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:  # it listens
+            return False
+
+
 def sockets() -> list[str]:
+    """Of this process, those that are connected."""
     names = []
     for fd in os.listdir("/proc/self/fd"):
         try:
-            names.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except FileNotFoundError:
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            if name.startswith("socket:") and connected(int(fd)):
+                names.append(name)
+        except OSError:  # closed meanwhile
             continue
-    return sorted(name for name in names if name.startswith("socket:"))
+    return sorted(names)
 
 
 def test_the_sockets_between_old_members_stay(zygote: Zygote, shape: str) -> None:
@@ -181,10 +198,15 @@ def test_the_sockets_between_old_members_stay(zygote: Zygote, shape: str) -> Non
         total(grown, me)
         total(comm, me)
         after = sockets()
+        me.send("looked")
+        me.hear()  # whoever ends closes its ends
         return sorted(set(before) - set(after)), len(after) - len(before), isthmus.context_stats()["links"] - links
 
     with job(zygote, 3, body, shape) as ranks, newcomers(zygote, 3, 1, joins, shape) as (new,):
         new.tell(tickets_of(ranks, 0))
+        all_say(ranks, "looked")
+        for rank in ranks:
+            rank.tell("all have looked")
         new.result()
         streams = int(next(row["value"] for row in isthmus.settings() if row["name"] == "ISTHMUS_TCP_STREAMS"))
         for number, (kept, more, links) in enumerate(results(ranks)):
@@ -467,6 +489,12 @@ def test_a_newcomer_that_is_killed_or_stopped_in_the_middle_is_named_and_the_old
     def body(me: Me) -> Any:
         comm = me.init()
         said = []
+
+        def tell_when_let_in(ticket: str) -> None:
+            while comm.joiners(ticket):
+                time.sleep(0.001)
+            me.send("let in")
+
         for _ in range(2):
             ticket = shared_ticket(me, comm)
             if me.rank == 0:
@@ -474,6 +502,7 @@ def test_a_newcomer_that_is_killed_or_stopped_in_the_middle_is_named_and_the_old
                     time.sleep(0.001)
                 me.send("came")
                 me.hear()
+                threading.Thread(target=tell_when_let_in, args=[ticket]).start()
             comm.set_timeout(patient(3))
             said.append(me.caught(lambda ticket=ticket: comm.grow(ticket)))
             comm.set_timeout(DEADLINE)
@@ -489,8 +518,8 @@ def test_a_newcomer_that_is_killed_or_stopped_in_the_middle_is_named_and_the_old
             ranks[0].expect("came")
             victim.signal(signal.SIGSTOP)
             ranks[0].tell("go on")
+            ranks[0].expect("let in")
             if number == 1:
-                time.sleep(0.3)  # so that the members have let it in; where not, it is lost before, and the error is another
                 victim.signal(signal.SIGKILL)
         new.tell(tickets_of(ranks, 0))
         assert new.result()[3] == 6.0
@@ -499,6 +528,75 @@ def test_a_newcomer_that_is_killed_or_stopped_in_the_middle_is_named_and_the_old
             assert killed["kind"] == "PeerLostError" and f"pid {victims[1].pid}" in killed["text"], killed
             assert stopped["took"] < SOON > killed["took"]
             assert old == 3.0 and grown == 6.0
+
+
+def test_a_newcomer_with_other_settings_is_an_error_on_all_that_names_the_setting(zygote: Zygote) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        said = me.caught(lambda: comm.grow(shared_ticket(me, comm)))
+        return said, total(comm, me), total(comm.grow(shared_ticket(me, comm)), me)
+
+    def differs(me: Me) -> Any:
+        return me.caught(lambda: come(me, settings={"CHUNK_BYTES": 8192}))
+
+    with (
+        job(zygote, 2, body) as ranks,
+        newcomers(zygote, 2, 1, differs) as (other,),
+        newcomers(zygote, 2, 1, joins) as (new,),
+    ):
+        other.tell(tickets_of(ranks, 0))
+        refusal = other.result()
+        new.tell(tickets_of(ranks, 0))
+        assert new.result()[3] == 3.0
+        for said, old, grown in results(ranks):
+            assert old == 1.0 and grown == 3.0
+            for one in (said, refusal):
+                assert one["kind"] == "MismatchError" and "ISTHMUS_CHUNK_BYTES" in one["text"], one
+
+
+def test_who_waits_hears_at_once_that_the_maker_of_the_ticket_has_ended(zygote: Zygote) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        ticket = shared_ticket(me, comm)
+        while me.rank == 0 and not comm.joiners(ticket):
+            time.sleep(0.001)
+        me.send("ready")
+        me.hear()
+        lost = me.caught(lambda: comm.grow(ticket))  # rank 0 does not call it
+        rest = comm.shrink()
+        none = me.caught(lambda: rest.grow(ticket))
+        return lost, none, total(rest, me)
+
+    with job(zygote, 3, body) as ranks, newcomers(zygote, 3, 1, refused) as (new,):
+        new.tell(tickets_of(ranks, 0))
+        all_say(ranks, "ready")
+        ranks[0].signal(signal.SIGKILL)
+        said = new.result()
+        assert said["kind"] == "PeerLostError" and "made the ticket" in said["text"] and said["took"] < SOON, said
+        for rank in ranks[1:]:
+            rank.tell("grow")
+        for lost, none, found in results(ranks[1:]):
+            assert lost["kind"] == "PeerLostError" and "rank 0" in lost["text"], lost
+            assert none["kind"] == "ArgumentError" and "no rank of this communicator has made the ticket" in none["text"]
+            assert none["took"] < SOON and found == 3.0
+
+
+def test_ranks_of_one_process_grow_too_and_a_newcomer_may_be_a_thread_of_a_member(zygote: Zygote) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        ticket = comm.ticket()
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            other = pool.submit(lambda: isthmus.join(ticket, **{k: v for k, v in me.options.items() if k != "address"}))
+            grown = comm.grow(ticket)
+            joined = other.result()
+            x, y = np.ones(1000), np.full(1000, 2.0)
+            work = pool.submit(lambda: joined.all_reduce(y))
+            grown.all_reduce(x)
+            work.result()
+        return grown.rank, joined.rank, float(x[0]), float(y[999])
+
+    with job(zygote, 1, body) as (rank,):
+        assert rank.result() == (0, 1, 3.0, 3.0)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
