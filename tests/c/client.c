@@ -280,6 +280,38 @@ static void ends(isthmus_comm_t comm) {
   OK(isthmus_barrier(comm, NULL, NULL));
 }
 
+/* Rank 0 alone makes a communicator and a ticket, and rank 1 comes with the ticket, into slot 0. */
+static void grows(isthmus_comm_t comm, const isthmus_options *options) {
+  isthmus_comm_t alone = NULL, grown = NULL, refused = NULL;
+  char ticket[200] = {0}, *made = NULL;
+  int count = -1;
+  const int slot = 0;
+  OK(isthmus_comm_split(comm, rank == 0 ? 0 : -1, 0, "alone", &alone));
+  if (rank == 0) {
+    OK(isthmus_comm_ticket(alone, 60, &made));
+    CHECK(made && strlen(made) < sizeof ticket);
+    strncpy(ticket, made, sizeof ticket - 1);
+    isthmus_free(made);
+    OK(isthmus_comm_joiners(alone, ticket, &count));
+    CHECK(count == 0);
+  }
+  OK(isthmus_broadcast(comm, ticket, ticket, sizeof ticket, ISTHMUS_UINT8, 0, NULL, NULL));
+  if (rank == 0) OK(isthmus_comm_grow(alone, ticket, 1, &slot, "grown", &grown));
+  else OK(isthmus_join(ticket, slot, options, &grown));
+  CHECK(isthmus_comm_size(grown) == 2 && isthmus_comm_rank(grown) == other);
+  OK(isthmus_barrier(grown, NULL, NULL));
+  OK(isthmus_barrier(comm, NULL, NULL));
+  if (rank == 0) CHECK(isthmus_comm_grow(alone, ticket, 1, NULL, NULL, &refused) == ISTHMUS_ERR_ARGUMENT);
+  else CHECK(isthmus_join(ticket, -1, options, &refused) == ISTHMUS_ERR_ARGUMENT && strstr(isthmus_last_error(), "was used"));
+  CHECK(isthmus_join(NULL, -1, options, &refused) == ISTHMUS_ERR_ARGUMENT);
+  CHECK(isthmus_comm_grow(NULL, ticket, 1, NULL, NULL, &refused) == ISTHMUS_ERR_ARGUMENT);
+  CHECK(isthmus_comm_ticket(grown, 60, NULL) == ISTHMUS_ERR_ARGUMENT);
+  CHECK(isthmus_comm_joiners(grown, "no ticket", &count) == ISTHMUS_ERR_ARGUMENT);
+  OK(isthmus_comm_destroy(grown));
+  OK(isthmus_comm_destroy(alone)); /* NULL on rank 1 */
+  OK(isthmus_barrier(comm, NULL, NULL));
+}
+
 /* The exchange of the second communicator: an all-gather by the first one. */
 static int exchange(void *context, const void *send, void *recv, size_t bytes) {
   return isthmus_all_gather((isthmus_comm_t)context, send, recv, bytes, ISTHMUS_UINT8, NULL, NULL) != ISTHMUS_OK;
@@ -379,6 +411,7 @@ static int run(int tcp, const int pipes[2]) {
   point_to_point(comm);
   bad_arguments(comm);
   ends(comm);
+  grows(comm, &options);
 
   options.id = NULL;
   options.exchange = exchange;

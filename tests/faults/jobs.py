@@ -123,7 +123,8 @@ class Zygote:
     def __init__(self) -> None:
         self.requests, theirs = socket.socketpair()
         with theirs:
-            path = os.pathsep.join([str(HERE), str(HERE.parent / "python"), *filter(None, [os.environ.get("PYTHONPATH")])])
+            folders = [HERE, HERE.parent, HERE.parent / "python"]
+            path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
             self.process = subprocess.Popen(
                 [sys.executable, str(HERE / "zygote.py"), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import random
 import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import cloudpickle
@@ -249,6 +250,63 @@ def test_newcomers_take_the_places_of_ranks_that_are_lost(zygote: Zygote, shape:
             one.tell(ticket)
         assert sorted(place for place, _ in results(new)) == victims
         assert results(left) == [(rank.rank, "job", [0, 1, 2, 3, 4]) for rank in left]
+
+
+CYCLES = int(os.environ.get("TEST_REPLACE_CYCLES") or 4)
+
+
+def lives(me: Me, comm: isthmus.Comm) -> float:
+    """Works until a rank is lost, replaces it, and begins again; until it is told to end."""
+    while True:
+        me.send("sum", summed(comm))
+        if me.hear() == "end":
+            return summed(comm)
+        me.caught(lambda comm=comm: forever(comm))
+        lost, maker = me.hear()
+        if comm.rank == maker:
+            me.send("ticket", comm.ticket())
+        whole = comm.replace(lost, me.hear())
+        comm.destroy()
+        comm = whole
+
+
+def summed(comm: isthmus.Comm) -> float:
+    x = np.full(100_000, comm.rank, np.float64)
+    comm.all_reduce(x)
+    assert (x == x[0]).all()
+    return float(x[0])
+
+
+def test_ranks_that_are_lost_again_and_again_are_replaced_each_time(zygote: Zygote, shape: str) -> None:
+    world, chance = 4, random.Random(7)
+    expected = float(sum(range(world)))
+    with ExitStack() as all_of_them, job(zygote, world, lambda me: lives(me, me.init(name="job")), shape) as first:
+        ranks = list(first)  # by their present rank
+        for _ in range(CYCLES):
+            assert all_say(ranks, "sum") == [expected] * world
+            for rank in ranks:
+                rank.tell("work")
+            lost = sorted(chance.sample(range(world), chance.choice([1, 1, 2])))
+            time.sleep(chance.uniform(0, 0.05))  # somewhere in their work
+            for victim in lost:
+                ranks[victim].signal(signal.SIGKILL)
+            for victim in lost:
+                ranks[victim].wait()
+            left = [rank for number, rank in enumerate(ranks) if number not in lost]
+            maker = chance.choice([number for number in range(world) if number not in lost])
+            for rank in left:
+                rank.tell((lost, maker))
+            ticket = ranks[maker].expect("ticket")
+            for rank in left:
+                rank.tell(ticket)
+            for victim in lost:
+                spare = newcomers(zygote, world, 1, lambda me, slot=victim: lives(me, come(me, slot=slot)), shape)
+                (ranks[victim],) = all_of_them.enter_context(spare)
+                ranks[victim].tell(ticket)
+        assert all_say(ranks, "sum") == [expected] * world
+        for rank in ranks:
+            rank.tell("end")
+        assert results(ranks) == [expected] * world
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
