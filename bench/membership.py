@@ -1,0 +1,187 @@
+"""How long a change of ranks takes: grow, shrink, and the error before it; writes bench/results/membership.json.
+
+    .venv/bin/python bench/membership.py            # three minutes or so
+
+All ranks are processes of this machine, in shared memory or over TCP between two islands (loopback). One clock
+(CLOCK_MONOTONIC) serves all. A sum that is wrong ends the run.
+
+grow     Three ranks, and a process that has come with the ticket and waits. From the first member's call until the newcomer
+         has 4 MiB of state, by a broadcast on the new communicator. `made` is the part until all four have it:
+
+    members    call grow |-------- made --------| broadcast 4 MiB |
+    newcomer   waits     |-------- made --------|    receives     | the figure ends
+
+shrink   Eight ranks, of which one gets SIGKILL while they run collectives without end:
+
+    victim     SIGKILL
+    others        |<---- error ---->| shrink |<- first operation ->|
+                                    |<----------- shrink --------->|
+
+         `error` is the time until an other rank has its error, `shrink` until the end of the first all_reduce of the seven.
+
+The figures of one change are those of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "tests")]
+
+import isthmus  # noqa: E402
+from jobs import DEADLINE, SHAPES, Me, Rank, Zygote, all_say, forever, job, results  # noqa: E402
+
+MEMBERS, WORLD = 3, 8
+STATE = 1 << 20  # float32: 4 MiB
+TARGETS = {"grow": 150.0, "error": 250.0, "shrink": 50.0}  # ms, medians
+
+
+def checked(comm: isthmus.Comm, expected: float) -> None:
+    x = np.full(1, comm.rank, np.float64)
+    comm.all_reduce(x)
+    if x[0] != expected:
+        raise SystemExit(f"membership: the sum is {x[0]}, not {expected}")
+
+
+def member(me: Me, times: int) -> list[tuple[float, float]]:
+    """Grows `times` times from one communicator, each time by another newcomer; (when it called, when it was made)."""
+    comm = me.init()
+    state = np.arange(STATE, dtype=np.float32)
+    found = []
+    for _ in range(times):
+        if me.rank == 0:
+            me.send("ticket", ticket := comm.ticket())
+            while comm.joiners(ticket) < 1:
+                time.sleep(0.0005)
+            ready = np.frombuffer(ticket.encode(), np.uint8).copy()
+        else:
+            ready = np.empty(len("isthmus-") + 96, np.uint8)
+        comm.broadcast(ready, 0)
+        comm.barrier()
+        begin = time.monotonic()
+        grown = comm.grow(ready.tobytes().decode())
+        made = time.monotonic()
+        grown.broadcast(state, 0)
+        checked(grown, sum(range(MEMBERS + 1)))
+        grown.destroy()
+        found.append((begin, made))
+    return found
+
+
+def newcomer(me: Me) -> tuple[float, float]:
+    """When it had the communicator, and when it had the state."""
+    comm = isthmus.join(me.hear(), **me.options)
+    made = time.monotonic()
+    state = np.zeros(STATE, np.float32)
+    comm.broadcast(state, 0)
+    done = time.monotonic()
+    if state[-1] != STATE - 1:
+        raise SystemExit("membership: the state is not that of the members")
+    checked(comm, sum(range(MEMBERS + 1)))
+    return made, done
+
+
+def grow(zygote: Zygote, shape: str, times: int) -> dict[str, list[float]]:
+    found: list[tuple[float, float]] = []
+    with job(zygote, MEMBERS, lambda me: member(me, times), shape) as ranks:
+        for _ in range(times):
+            one = Rank(zygote, MEMBERS)
+            try:
+                options = {"timeout": DEADLINE, "bridge": "tcp" if shape == "tcp" else None}
+                options["island"] = "b" if shape == "tcp" else None
+                one.channel.send_bytes(cloudpickle.dumps((newcomer, Me(MEMBERS, MEMBERS + 1, options))))
+                one.tell(ranks[0].expect("ticket"))
+                found.append(one.result())
+            finally:
+                one.close()
+        members = results(ranks)
+    out: dict[str, list[float]] = {"grow": [], "made": []}
+    for number, (made, done) in enumerate(found):
+        begin = min(calls[number][0] for calls in members)
+        out["made"].append(max(made, *(calls[number][1] for calls in members)) - begin)
+        out["grow"].append(done - begin)
+    return out
+
+
+def survivor(me: Me) -> tuple[float, float, float]:
+    comm = me.init()
+    me.send("ready")
+    lost = me.caught(lambda: forever(comm))
+    if lost["kind"] != "PeerLostError":
+        raise SystemExit(f"membership: {lost['text']}")
+    begin = time.monotonic()
+    rest = comm.shrink()
+    checked(rest, sum(range(WORLD - 1)))
+    return lost["at"], begin, time.monotonic()
+
+
+def shrink(zygote: Zygote, shape: str, times: int, chance: random.Random) -> dict[str, list[float]]:
+    out: dict[str, list[float]] = {"error": [], "shrink": []}
+    for _ in range(times):
+        with job(zygote, WORLD, survivor, shape) as ranks:
+            all_say(ranks, "ready")
+            time.sleep(chance.uniform(0.02, 0.1))
+            victim = chance.randrange(WORLD)
+            since = ranks[victim].signal(signal.SIGKILL)
+            ended = results([rank for rank in ranks if rank.rank != victim])
+        out["error"].append(max(at for at, _, _ in ended) - since)
+        out["shrink"].append(max(done for _, _, done in ended) - max(begin for _, begin, _ in ended))
+    return out
+
+
+def quantile(values: list[float], q: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--grows", type=int, default=100, help="of each shape")
+    parser.add_argument("--kills", type=int, default=30, help="of each shape")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "membership.json")
+    args = parser.parse_args()
+    if min(args.grows, args.kills) < 1:
+        parser.error("--grows and --kills must be at least 1")
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    document: dict[str, Any] = {
+        "command": f"python bench/membership.py --grows {args.grows} --kills {args.kills} --seed {args.seed}",
+        "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
+        "machine": {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()},
+        "figures": {},
+    }
+    print(f"{args.grows} newcomers to {MEMBERS} ranks, {args.kills} kills among {WORLD} ranks, of each shape, "
+          f"on {os.cpu_count()} processors")  # fmt: skip
+    print(f"{'':20}{'times':>7}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}{'target':>10}")
+    chance = random.Random(args.seed)
+    zygote = Zygote()
+    try:
+        for shape in SHAPES:
+            for name, values in {**grow(zygote, shape, args.grows), **shrink(zygote, shape, args.kills, chance)}.items():
+                quantiles = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+                row = {f"{key}_ms": round(quantile(values, q) * 1e3, 2) for key, q in quantiles.items()}
+                target = TARGETS.get(name)
+                document["figures"][f"{name}, {shape}"] = {"times": len(values), **row, "target_ms": target}
+                print(f"{name + ', ' + shape:20}{len(values):>7}" + "".join(f"{value:>10}" for value in row.values())
+                      + f"{target or '':>10}")  # fmt: skip
+    finally:
+        zygote.close()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
