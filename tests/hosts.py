@@ -86,6 +86,18 @@ class Hosts:
     def cut(self) -> None:
         ip("-n", self.names[0], "link", "set", "cable0", "down")
 
+    def add_second_cable(self) -> None:
+        """second0 and second1, with addresses of a network of their own."""
+        a, b = self.names
+        ip("link", "add", "second0", "netns", a, "type", "veth", "peer", "name", "second1", "netns", b)
+        for n, name in enumerate(self.names):
+            ip("-n", name, "address", "add", f"10.213.8.{n + 1}/24", "dev", f"second{n}")
+        self.set_second_cable("up")
+
+    def set_second_cable(self, state: str) -> None:
+        for n, name in enumerate(self.names):
+            ip("-n", name, "link", "set", f"second{n}", state)
+
     def remove(self) -> None:
         for name in self.names:
             with suppress(subprocess.CalledProcessError):

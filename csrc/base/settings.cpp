@@ -129,8 +129,10 @@ constexpr SettingRow kSettings[] = {
      true},
     {Setting::TcpCreditBytes, "ISTHMUS_TCP_CREDIT_BYTES", K::Bytes, "16M", 65536, 1073741824, "", true,
      "bytes a peer may send on one communicator ahead of what was received"},
-    {Setting::TcpStreams, "ISTHMUS_TCP_STREAMS", K::Integer, "2", 1, 64, "", true,
-     "TCP data connections for each pair of processes", true},
+    {Setting::TcpStreams, "ISTHMUS_TCP_STREAMS", K::Integer, "0", 0, 16, "", true,
+     "TCP data connections for each pair of processes, spread over the addresses that both have (ISTHMUS_INTERFACE names "
+     "several interfaces); with two or more, one may be lost. 0: one for each such address",
+     true},
     {Setting::Timeout, "ISTHMUS_TIMEOUT", K::Real, "300", 0.001, 1e9, "", false,
      "seconds: deadline of init and of each operation"},
     {Setting::WorldSize, "ISTHMUS_WORLD_SIZE", K::Integer, "-1", -1, 16777216, "", false,

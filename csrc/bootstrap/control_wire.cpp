@@ -6,7 +6,7 @@ namespace isthmus::bootstrap {
 
 net::ByteVector encode(const Intro &m) {
   net::ByteVector out;
-  net::Writer(out).number(m.arena_bytes).bytes(m.endpoint.pack());
+  net::Writer(out).number(m.arena_bytes).bytes16(m.token).bytes(m.endpoint.pack());
   return out;
 }
 
@@ -22,10 +22,26 @@ net::ByteVector encode(const Ready &m) {
   return out;
 }
 
+net::ByteVector encode(const StreamIntro &m) {
+  net::ByteVector out;
+  net::Writer(out).bytes16(m.token).number(m.generation);
+  return out;
+}
+
+std::optional<StreamIntro> parse_stream_intro(std::span<const std::byte> body) {
+  net::Reader r(body);
+  StreamIntro m;
+  m.token = r.bytes16();
+  m.generation = r.number<uint32_t>();
+  if (!r.done()) return {};
+  return m;
+}
+
 std::optional<Intro> parse_intro(std::span<const std::byte> body) {
   net::Reader r(body);
   Intro m;
   m.arena_bytes = r.number<uint64_t>();
+  m.token = r.bytes16();
   if (!r.ok()) return {};
   try {
     m.endpoint = Endpoint::unpack(r.rest());

@@ -16,10 +16,12 @@ enum class Own : uint16_t {
   Intro,               // dialer: who I am, and my arena, whose memfd travels along
   Attach,              // acceptor: what I read in your arena, and my arena, whose memfd travels along
   Ready,               // dialer: what I read in your arena. Ends the greeting.
+  Stream,              // dialer, on a data connection: the pair's token. The bytes behind it are the link's.
 };
 
 struct Intro {
   uint64_t arena_bytes = 0;  // 0: no arena is offered
+  Bytes16 token{};           // random: what every data connection of this pair of processes shows
   Endpoint endpoint;
 };
 struct Attach {
@@ -32,13 +34,20 @@ struct Ready {
   std::string why;
 };
 
+struct StreamIntro {
+  Bytes16 token{};
+  uint32_t generation = 0;  // of the stream's connections, from 0
+};
+
 inline constexpr size_t kMaxWhy = 1024;
 
 net::ByteVector encode(const Intro &m);
 net::ByteVector encode(const Attach &m);
 net::ByteVector encode(const Ready &m);
+net::ByteVector encode(const StreamIntro &m);
 std::optional<Intro> parse_intro(std::span<const std::byte> body);
 std::optional<Attach> parse_attach(std::span<const std::byte> body);
 std::optional<Ready> parse_ready(std::span<const std::byte> body);
+std::optional<StreamIntro> parse_stream_intro(std::span<const std::byte> body);
 
 }  // namespace isthmus::bootstrap

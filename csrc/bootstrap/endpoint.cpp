@@ -40,6 +40,19 @@ std::string host_name() {
   return ::gethostname(name, sizeof name - 1) == 0 && name[0] ? name : "unnamed";
 }
 
+int Endpoint::ways_to(const Endpoint &other) const noexcept {
+  // An interface often has an address of either family, so the families are not added up. IPv4 comes first, as among the addresses.
+  const auto of_ipv6 = [](const std::string &text) { return text.starts_with('['); };
+  const auto both = [&](bool ipv6) {
+    const auto count = [&](const Endpoint &e) {
+      return std::count_if(e.tcp.begin(), e.tcp.end(), [&](const std::string &text) { return of_ipv6(text) == ipv6; });
+    };
+    return static_cast<int>(std::min(count(*this), count(other)));
+  };
+  const int ipv4 = both(false);
+  return std::clamp(ipv4 != 0 ? ipv4 : both(true), 1, kMostStreams);
+}
+
 std::vector<std::byte> Endpoint::pack() const {
   std::vector<std::byte> out;
   net::Writer w(out);

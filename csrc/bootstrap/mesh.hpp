@@ -45,6 +45,8 @@ namespace isthmus::bootstrap {
 using Bytes16 = std::array<uint8_t, 16>;
 Bytes16 random_bytes16();
 
+inline constexpr int kMostStreams = 16;  // data connections of two processes
+
 struct Endpoint {     // how others reach a process. Travels in blobs.
   Bytes16 process{};  // random, one for each process
   Bytes16 host{};     // boot id and network namespace, hashed. Equality only nominates.
@@ -52,6 +54,8 @@ struct Endpoint {     // how others reach a process. Travels in blobs.
   std::string unix_name;         // abstract socket name without the leading NUL
   std::vector<std::string> tcp;  // "address:port", best first; IPv6 as "[..]:port"
   int64_t pid = 0;               // for messages only
+  // How many ways two processes have to each other: the addresses of one family that both have at least; 1 at least. The same from both sides.
+  int ways_to(const Endpoint &other) const noexcept;
   std::vector<std::byte> pack() const;
   static Endpoint unpack(std::span<const std::byte> bytes);  // bounded; throws Error(Mismatch) on garbage
 };
@@ -63,6 +67,7 @@ class Peer {  // another process. Lives as long as the mesh.
   Mapping arena;       // the peer's arena where memory is shared, else empty
   // The data sockets, connected, non-blocking, TCP_NODELAY, in the order that both sides have agreed. A link that takes them owns them.
   std::vector<UniqueFd> data;
+  Bytes16 token{};                        // that every data connection of the two processes shows
   std::atomic<int64_t> last_heard_ns{0};  // monotonic time of the last control message or heartbeat
   std::atomic<bool> lost{false};
   std::string lost_text() const;  // why, once lost
@@ -83,6 +88,8 @@ class MeshEvents {  // called on the control thread: each call must be short, an
   virtual void on_message(Peer &peer, uint16_t type, std::span<const std::byte> body) = 0;
   virtual void on_lost(Peer &peer, const std::string &why) = 0;  // once for each peer
   virtual void on_tick() = 0;                                    // every heartbeat interval
+  // A data stream, which the peer has connected again (connect_again).
+  virtual void on_stream(Peer &peer, uint32_t stream, uint32_t generation, UniqueFd socket) = 0;
 };
 
 class Mesh {
@@ -105,6 +112,10 @@ class Mesh {
   // Both sides call connect(). The side with the smaller process id dials, and the other waits. Idempotent. Throws Error that names the
   // peer's host and address at the deadline.
   Peer &connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shared, int data_streams, Deadline deadline);
+  // The side that dials connects a data stream again, at the address where the stream was connected before. The peer's side gets on_stream().
+  // `generation` counts the stream's connections. Blocks until the deadline. Throws Error.
+  bool dials(const Peer &peer) const noexcept;
+  UniqueFd connect_again(Peer &peer, const Bytes16 &key, uint32_t stream, uint32_t generation, Deadline deadline);
   // Queues a control message of at most 64 KiB and a type below 0xff00. Thread-safe. Does not block. False: the peer is lost, or has not
   // taken 16 MiB of earlier messages.
   bool send(Peer &peer, uint16_t type, std::span<const std::byte> body) noexcept;

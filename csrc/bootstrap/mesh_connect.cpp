@@ -21,6 +21,7 @@ constexpr int64_t kProbeNs = 500'000'000;  // how often the waiting side looks w
 Peer *Mesh::State::claim(Arrival &&a) {
   auto peer = std::make_unique<Peer>();
   peer->endpoint = std::move(a.endpoint);
+  peer->token = a.token;
   peer->index = static_cast<uint32_t>(peers.size());
   peer->last_heard_ns.store(now_ns(), std::memory_order_relaxed);
   peer->state_ = std::make_shared<Peer::State>();
@@ -61,10 +62,20 @@ Peer *Mesh::State::await_control(const Endpoint &e, Deadline deadline) {
   return claim(std::move(a));
 }
 
+// Those that came before the peer's greeting, when its token was not known.
+void Mesh::State::drop_strangers(const Peer &peer, DataArrivals &arrivals) {
+  for (size_t i = 0; i < arrivals.fds.size(); ++i)
+    if (arrivals.fds[i] && arrivals.tokens[i] != peer.token) {
+      arrivals.fds[i].reset();
+      refuse_stranger();
+    }
+}
+
 std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, Deadline deadline) {
   const Bytes16 &process = peer.endpoint.process;
   const auto complete = [&]() ISTHMUS_REQUIRES(mutex) {
     const auto at = data_arrivals.find(process);
+    if (at != data_arrivals.end()) drop_strangers(peer, at->second);
     return at != data_arrivals.end() && (at->second.count != static_cast<uint32_t>(streams) ||
                                          std::all_of(at->second.fds.begin(), at->second.fds.end(),
                                                      [](const UniqueFd &fd) { return static_cast<bool>(fd); }));
@@ -92,7 +103,8 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
   State &s = *state_;
   const Bytes16 process = endpoint.process;
   if (process == s.self.process) fail(Code::Argument, "a process cannot connect to itself");
-  if (data_streams < 0 || data_streams > 64) fail(Code::Argument, "{} data streams; at most 64", data_streams);
+  if (data_streams < 0 || data_streams > kMostStreams)
+    fail(Code::Argument, "{} data streams; at most {}", data_streams, kMostStreams);
 
   const Lock lock(s.mutex);
   if (!net::wait_ready(s.changed, s.mutex, deadline,
@@ -128,11 +140,36 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
                    entry.shared.why);
   }
   if (data_streams > 0 && !entry.has_data) {
-    peer->data = dials ? unlocked([&] { return s.dialer.data(*peer, key, data_streams, deadline); })
-                       : s.await_data(*peer, data_streams, deadline);
+    if (dials) {
+      for (DialedStream &one : unlocked([&] { return s.dialer.data(*peer, key, data_streams, deadline); })) {
+        peer->data.push_back(std::move(one.fd));
+        entry.ways.push_back(one.address);
+      }
+    } else {
+      peer->data = s.await_data(*peer, data_streams, deadline);
+    }
     entry.has_data = true;
   }
   return *peer;
+}
+
+bool Mesh::dials(const Peer &peer) const noexcept { return state_->self.process < peer.endpoint.process; }
+
+UniqueFd Mesh::connect_again(Peer &peer, const Bytes16 &key, uint32_t stream, uint32_t generation, Deadline deadline) {
+  State &s = *state_;
+  StreamNumber number{stream, 0, generation};
+  net::Address way;
+  {
+    const Lock lock(s.mutex);
+    const Known &entry = s.peers[peer.index];
+    number.count = static_cast<uint32_t>(entry.ways.size());
+    if (stream >= number.count) fail(Code::Argument, "no data stream {} of {}", stream, number.count);
+    way = entry.ways[stream];
+  }
+  DialedStream made;
+  std::string why;
+  if (!s.dialer.stream(peer, key, {way}, number, deadline, made, why)) fail(Code::PeerLost, "{}", why);
+  return std::move(made.fd);
 }
 
 }  // namespace isthmus::bootstrap

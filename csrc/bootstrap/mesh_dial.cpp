@@ -84,11 +84,12 @@ Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline
       net::ConnectRace race(addresses_of(e));
       size_t which = 0;
       if (connect_as(e, race, key, {}, deadline, fd, which)) {
+        const Bytes16 token = net::random16();
         net::ByteVector message;
-        net::append_frame(message, static_cast<uint16_t>(Own::Intro), encode(Intro{0, self_}));
+        net::append_frame(message, static_cast<uint16_t>(Own::Intro), encode(Intro{0, token, self_}));
         if (net::send_all(fd.get(), message, at_most(deadline, kAttemptSeconds)) != net::Io::Ok)
           fail(Code::PeerLost, "{} closed the connection", race.address(which).text());
-        Arrival made{std::move(fd), e, false, {}, net::FrameReader()};
+        Arrival made{std::move(fd), e, false, {}, net::FrameReader(), token};
         made.arena.why = unshared;
         auto &tcp = made.endpoint.tcp;
         if (const auto way = std::find(tcp.begin(), tcp.end(), race.address(which).text()); way != tcp.end())
@@ -132,8 +133,9 @@ Arrival Dialer::local(const Endpoint &e, const Bytes16 &key, UniqueFd fd, Deadli
   hello.process = self_.process;
   if (net::dial(fd.get(), hello, key, to, deadline).process != e.process)
     fail(Code::PeerLost, "another process answers for {}", to);
+  const Bytes16 token = net::random16();
   net::ByteVector message;
-  net::append_frame(message, static_cast<uint16_t>(Own::Intro), encode(Intro{arena_.bytes, self_}));
+  net::append_frame(message, static_cast<uint16_t>(Own::Intro), encode(Intro{arena_.bytes, token, self_}));
   check(net::send_with_fd(fd.get(), message, arena_.fd, deadline));
 
   net::FrameReader reader;
@@ -155,30 +157,55 @@ Arrival Dialer::local(const Endpoint &e, const Bytes16 &key, UniqueFd fd, Deadli
   message.clear();
   net::append_frame(message, static_cast<uint16_t>(Own::Ready), encode(Ready{theirs.nonce, theirs.why}));
   check(net::send_all(fd.get(), message, deadline));
-  return {std::move(fd), e, true, std::move(theirs), std::move(reader)};
+  return {std::move(fd), e, true, std::move(theirs), std::move(reader), token};
 }
 
-std::vector<UniqueFd> Dialer::data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline) const {
+bool Dialer::stream(const Peer &peer, const Bytes16 &key, std::vector<net::Address> addresses, const StreamNumber &number,
+                    Deadline deadline, DialedStream &out, std::string &why) const {
+  net::Hello hello;
+  hello.role = net::Role::Data;
+  hello.index = number.index;
+  hello.count = number.count;
+  net::ConnectRace race(std::move(addresses));
+  size_t which = 0;
+  if (!connect_as(peer.endpoint, race, key, hello, deadline, out.fd, which)) {
+    why = race.why();
+    return false;
+  }
+  out.address = race.address(which);
+  net::ByteVector intro;
+  net::append_frame(intro, static_cast<uint16_t>(Own::Stream), encode(StreamIntro{peer.token, number.generation}));
+  if (net::send_all(out.fd.get(), intro, at_most(deadline, kAttemptSeconds)) != net::Io::Ok)
+    fail(Code::PeerLost, "{} closed the connection", process_text(peer.endpoint));
+  return true;
+}
+
+std::vector<DialedStream> Dialer::data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline) const {
   const Endpoint &e = peer.endpoint;
-  std::vector<UniqueFd> out;
+  std::vector<net::Address> addresses = addresses_of(e);
+  // Those that Endpoint::ways_to() counts come first: of IPv4 where both sides have it.
+  const auto of_ipv4 = [](const net::Address &a) { return a.family() == AF_INET; };
+  const std::vector<net::Address> own = addresses_of(self_);
+  const bool ipv4 = std::any_of(own.begin(), own.end(), of_ipv4) && std::any_of(addresses.begin(), addresses.end(), of_ipv4);
+  const auto others =
+      std::stable_partition(addresses.begin(), addresses.end(), [&](const net::Address &a) { return of_ipv4(a) == ipv4; });
+  const size_t ways = others == addresses.begin() ? addresses.size() : static_cast<size_t>(others - addresses.begin());
+  std::vector<DialedStream> out;
   std::string last;
   while (out.size() < static_cast<size_t>(streams)) {
     try {
-      net::Hello hello;
-      hello.role = net::Role::Data;
-      hello.index = static_cast<uint32_t>(out.size());
-      hello.count = static_cast<uint32_t>(streams);
-      net::ConnectRace race(addresses_of(e));
-      UniqueFd fd;
-      if (size_t which = 0; connect_as(e, race, key, hello, deadline, fd, which)) {
-        net::ByteVector ready;
-        net::append_frame(ready, static_cast<uint16_t>(Own::Ready), {});
-        if (net::send_all(fd.get(), ready, at_most(deadline, kAttemptSeconds)) != net::Io::Ok)
-          fail(Code::PeerLost, "{} closed the connection", process_text(e));
-        out.push_back(std::move(fd));
+      // Each stream has an address of its own, as far as there are some, and takes another one where that leads nowhere.
+      auto turned = addresses;
+      if (ways != 0) {
+        const auto begin = turned.begin();
+        std::rotate(begin, begin + static_cast<std::ptrdiff_t>(out.size() % ways),
+                    begin + static_cast<std::ptrdiff_t>(ways));
+      }
+      const StreamNumber number{static_cast<uint32_t>(out.size()), static_cast<uint32_t>(streams), 0};
+      if (DialedStream one; stream(peer, key, std::move(turned), number, deadline, one, last)) {
+        out.push_back(std::move(one));
         continue;
       }
-      last = race.why();
     } catch (const Error &error) {
       if (error.code() != Code::PeerLost && error.code() != Code::Timeout) throw;
       last = error.text();

@@ -27,6 +27,19 @@ struct Arrival {
   bool local = false;
   PeerArena arena;
   net::FrameReader reader;  // may already hold messages
+  Bytes16 token{};          // of the pair of processes
+};
+
+// A data connection, and the address at which it was made.
+struct DialedStream {
+  UniqueFd fd;
+  net::Address address;
+};
+
+// Which of the streams between two processes a connection is.
+struct StreamNumber {
+  uint32_t index = 0, count = 0;
+  uint32_t generation = 0;  // the stream's first connection is 0
 };
 
 // Any thread, several at once. `self` and `arena` are this process's, and outlive the dialer.
@@ -36,8 +49,11 @@ class Dialer {
   // Dials again until the deadline, while the peer may still come. Throws Error(Timeout), Error(Auth) where the peer refuses the key for
   // long, Error(PeerLost) where nobody listens at the endpoint any more.
   Arrival control(const Endpoint &e, const Bytes16 &key, Deadline deadline) const;
-  // The data connections, in their order. Throws Error.
-  std::vector<UniqueFd> data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline) const;
+  // The data connections, in their order, over as many of the peer's addresses as answer. Throws Error.
+  std::vector<DialedStream> data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline) const;
+  // One data connection, by the first of the addresses that leads to the peer. False: none does, and `why` says so. Throws Error.
+  bool stream(const Peer &peer, const Bytes16 &key, std::vector<net::Address> addresses, const StreamNumber &number,
+              Deadline deadline, DialedStream &out, std::string &why) const;
   bool gone(const Endpoint &e) const;  // nobody listens at the endpoint any more
 
  private:

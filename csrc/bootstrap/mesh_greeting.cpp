@@ -15,7 +15,7 @@
 namespace isthmus::bootstrap {
 namespace {
 
-constexpr uint32_t kMaxStreams = 256;
+constexpr uint32_t kMaxStreams = kMostStreams;
 
 }  // namespace
 
@@ -66,12 +66,13 @@ bool Greetings::on_frame(Greeting &g, uint16_t type, std::span<const std::byte> 
   const net::Hello &h = g.guest.hello;
   const auto own = static_cast<Own>(type);
   if (h.role == net::Role::Data) {
-    if (own != Own::Ready) {
+    const auto intro = own == Own::Stream ? parse_stream_intro(body) : std::nullopt;
+    if (!intro) {
       refuse(g, "an unexpected message");
       return false;
     }
     ::epoll_ctl(epoll_, EPOLL_CTL_DEL, g.guest.fd.get(), nullptr);
-    events_.data_arrived(h, std::move(g.guest.fd));
+    events_.data_arrived(h, *intro, std::move(g.guest.fd));
     return false;
   }
   if (own == Own::Intro && !g.intro) {
@@ -105,8 +106,8 @@ bool Greetings::on_frame(Greeting &g, uint16_t type, std::span<const std::byte> 
 void Greetings::arrived(Greeting &g) {
   ::epoll_ctl(epoll_, EPOLL_CTL_DEL, g.guest.fd.get(), nullptr);
   if (!g.guest.local) g.arena.why = "it came by TCP";
-  events_.arrived(
-      {std::move(g.guest.fd), std::move(g.intro->endpoint), g.guest.local, std::move(g.arena), std::move(g.reader)});
+  events_.arrived({std::move(g.guest.fd), std::move(g.intro->endpoint), g.guest.local, std::move(g.arena),
+                   std::move(g.reader), g.intro->token});
 }
 
 int64_t Greetings::next_deadline_ns() const noexcept {

@@ -23,7 +23,7 @@ class GreetingEvents {  // called on the control thread
   virtual ~GreetingEvents() = default;
   virtual bool connected(const Bytes16 &process) = 0;  // whether that process has its control connection already
   virtual void arrived(Arrival arrival) = 0;
-  virtual void data_arrived(const net::Hello &hello, UniqueFd fd) = 0;
+  virtual void data_arrived(const net::Hello &hello, const StreamIntro &intro, UniqueFd fd) = 0;
 };
 
 // The authenticated guests whose greeting is not complete. A refused guest is logged and closed. Control thread only, except count().

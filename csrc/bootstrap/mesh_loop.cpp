@@ -88,18 +88,37 @@ void Mesh::State::arrived(Arrival a) {
   changed.notify_all();
 }
 
-void Mesh::State::data_arrived(const net::Hello &h, UniqueFd fd) {
+void Mesh::State::refuse_stranger() {
+  ISTHMUS_WARN("refused a data connection: it has not the token of the two processes between which it says it is");
+}
+
+void Mesh::State::data_arrived(const net::Hello &h, const StreamIntro &intro, UniqueFd fd) {
+  Peer *again = nullptr;  // the peer whose stream comes again
   {
     const Lock lock(mutex);
-    DataArrivals &d = data_arrivals[h.process];
-    if (d.count != h.count) {
-      d.count = h.count;
-      d.fds.clear();
-      d.fds.resize(h.count);
+    const auto claimed = by_process.find(h.process);
+    const auto greeted = arrivals.find(h.process);
+    const Bytes16 *token = claimed != by_process.end() ? &claimed->second->token
+                           : greeted != arrivals.end() ? &greeted->second.token
+                                                       : nullptr;  // await_data() will see
+    const bool has_data = claimed != by_process.end() && peers[claimed->second->index].has_data;
+    if ((token && *token != intro.token) || has_data != (intro.generation != 0)) return refuse_stranger();
+    if (has_data) {
+      again = claimed->second;
+    } else {
+      DataArrivals &d = data_arrivals[h.process];
+      if (d.count != h.count) {
+        d.count = h.count;
+        d.fds.clear();
+        d.fds.resize(h.count);
+        d.tokens.resize(h.count);
+      }
+      d.fds[h.index] = std::move(fd);
+      d.tokens[h.index] = intro.token;
     }
-    d.fds[h.index] = std::move(fd);
   }
-  changed.notify_all();
+  if (!again) changed.notify_all();
+  else if (!again->lost.load(std::memory_order_relaxed)) events.on_stream(*again, h.index, intro.generation, std::move(fd));
 }
 
 void Mesh::State::queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) {

@@ -39,12 +39,14 @@ struct Known {
   std::unique_ptr<Peer> peer;
   PeerArena shared;  // mapped, while no connect() has asked for it yet
   bool has_data = false;
+  std::vector<net::Address> ways{};  // where this process has dialled the data streams: the address of each
   bool unshared_logged = false;
 };
 
 struct DataArrivals {
   uint32_t count = 0;         // how many the dialer announced
   std::vector<UniqueFd> fds;  // by index
+  std::vector<Bytes16> tokens;
 };
 
 struct Mesh::State final : GreetingEvents {
@@ -82,6 +84,7 @@ struct Mesh::State final : GreetingEvents {
   // ---- caller's threads (mesh_connect.cpp)
   Peer *claim(Arrival &&arrival) ISTHMUS_REQUIRES(mutex);
   Peer *await_control(const Endpoint &e, Deadline deadline) ISTHMUS_REQUIRES(mutex);
+  static void drop_strangers(const Peer &peer, DataArrivals &arrivals);
   std::vector<UniqueFd> await_data(Peer &peer, int streams, Deadline deadline) ISTHMUS_REQUIRES(mutex);
 
   // ---- control thread (mesh_loop.cpp)
@@ -89,9 +92,10 @@ struct Mesh::State final : GreetingEvents {
   void serve(const epoll_event &ready);
   bool connected(const Bytes16 &process) override;
   void arrived(Arrival arrival) override;
-  void data_arrived(const net::Hello &hello, UniqueFd fd) override;
+  void data_arrived(const net::Hello &hello, const StreamIntro &intro, UniqueFd fd) override;
   // Adds a message and gives the kernel what the kernel takes. `index`: of the peer.
   void queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) ISTHMUS_REQUIRES(p.mutex);
+  static void refuse_stranger();  // in the log: a data connection without the token of its pair
   void on_readable(Peer &peer);
   void on_writable(Peer &peer);
   void on_ended(Peer &peer);

@@ -6,14 +6,15 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/assert.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
-#include "link/tcp_reader.hpp"
+#include "net/socket.hpp"
 
 namespace isthmus::link {
 namespace {
 
-constexpr uint64_t kBulk = 64 * 1024;    // bytes; larger payloads may leave stream 0
+constexpr uint64_t kBulk = 64 * 1024;    // bytes; larger payloads may go by any stream
 constexpr uint32_t kPiece = 512 * 1024;  // bytes of a bulk payload; the header's 64 are noise beside them
 constexpr size_t kBurst =
     2 * 1024 * 1024;  // bytes of one stream and direction in one progress(), so both directions get their time
@@ -22,68 +23,162 @@ constexpr size_t kWorth = 32 * 1024;        // less than this of a piece is no r
 constexpr uint32_t kLowWater = 128 * 1024;  // a sleeper within a payload is woken for so much of it, or for its end
 constexpr int64_t kAskAgain = 250'000;      // a deferred frame is offered again after so long
 
-constexpr int64_t kOthers = 500'000'000;      // once a stream has ended, the others may be silent so long
-constexpr int64_t kLongest = 10'000'000'000;  // and go on so long at all
+constexpr int64_t kMute =
+    500'000'000;  // once no stream can be written, what has come may be read for so long without a byte
+constexpr int64_t kLook = 100'000'000;  // how often it is asked whether the peer's host answers
+constexpr int64_t kSilent =
+    500'000'000;  // a stream whose other host acknowledges nothing for so long is lost, if there are others
 
 }  // namespace
 
 struct TcpLink::SocketStream {
+  size_t index = 0;
   UniqueFd socket;
+  std::atomic<int> fd{-1};        // the same, for sleepers
   std::atomic<bool> over{false};  // nothing more comes from the stream; read by sleepers
   bool mute = false;              // nothing can be written to the stream any more
+  std::string why;                // it is mute
   TcpReader in;
   // The piece that is being written.
   bool writing = false;
-  Outgoing *out = nullptr;  // nullptr while `writing`: the operation was cancelled, and owns nothing here
+  bool note = false;        // it is one (link/stream_book.hpp)
+  Outgoing *out = nullptr;  // whose the piece is; nullptr: the operation was cancelled, or has ended, and owns nothing here
   FrameHeader header;
   const std::byte *data = nullptr;
   uint64_t sent = 0;              // of header and payload
   std::vector<std::byte> rest;    // of a cancelled operation: a copy of what is still to be sent, so the frame stays whole
   std::atomic<bool> full{false};  // the last write would have blocked; read by sleepers
+
+  explicit SocketStream(HalfPayloads *half) : in(half) {}
+  void connect(UniqueFd connection) {
+    fd.store(connection.get(), std::memory_order_relaxed);
+    socket = std::move(connection);
+    mute = false;
+    full.store(false, std::memory_order_relaxed);
+    over.store(false, std::memory_order_release);
+  }
+  // `count`: of the streams that have a piece half written.
+  void begin(const FrameHeader &h, const std::byte *bytes, Outgoing *whose, std::atomic<uint32_t> &count) noexcept {
+    header = h;
+    data = bytes;
+    out = whose;
+    sent = 0;
+    note = false;
+    writing = true;
+    count.fetch_add(1, std::memory_order_relaxed);
+  }
+  void stop(std::atomic<uint32_t> &count) noexcept {
+    writing = false;
+    out = nullptr;
+    rest = {};
+    count.fetch_sub(1, std::memory_order_relaxed);
+  }
 };
 
-TcpLink::TcpLink(std::vector<UniqueFd> sockets) {
+TcpLink::TcpLink(std::vector<UniqueFd> sockets)
+    : several_(sockets.size() > 1), book_(sockets.size()), news_(sockets.size()) {
+  ISTHMUS_ASSERT(sockets.size() <= StreamBook::kMostStreams, "the book has a bit for each stream");
   for (auto &fd : sockets) {
-    streams_.push_back(std::make_unique<SocketStream>());
-    streams_.back()->socket = std::move(fd);
+    streams_.push_back(std::make_unique<SocketStream>(several_ ? &half_ : nullptr));
+    streams_.back()->index = streams_.size() - 1;
+    streams_.back()->connect(std::move(fd));
   }
 }
 
-TcpLink::~TcpLink() = default;
+TcpLink::~TcpLink() {
+  // A socket that is closed with unread bytes resets the connection, and the peer may lose what was sent last. Notes may be unread here.
+  if (several_)
+    for (auto &s : streams_) {
+      std::byte rest[4096];
+      for (int reads = 0; reads < 64 && !s->over && ::recv(s->socket.get(), rest, sizeof rest, MSG_DONTWAIT) > 0;) ++reads;
+    }
+}
 
 void TcpLink::post(Outgoing &out) noexcept {
   out.cut = 0;
   out.pieces = 0;
   const bool bulk =
       out.header.total > kBulk && (out.header.kind == FrameKind::PlanData || out.header.kind == FrameKind::MessageData);
+  if (bulk) bulk_bytes_.fetch_add(out.header.total, std::memory_order_relaxed);
   (bulk ? bulk_ : ordered_).push(out);
 }
 
-bool TcpLink::next_piece(SocketStream &s, bool first) {
-  OutQueue *queue = first && !ordered_.empty() ? &ordered_ : &bulk_;
-  Outgoing *out = queue->front();
+// ---- writing -------------------------------------------------------------------------------------------------------------------------
+
+void TcpLink::confirmed(Outgoing &out) noexcept {
+  if (--out.pieces == 0 && out.cut == out.header.total) finish(out);
+}
+
+void TcpLink::written(SocketStream &s) noexcept {
+  Outgoing *out = s.out;
+  s.stop(writing_);
+  if (out && !several_) confirmed(*out);
+}
+
+// A note, or a piece that was given to a stream that is lost.
+bool TcpLink::next_owed(SocketStream &s) {
+  FrameHeader note;
+  if (book_.next_note(s.index, note)) {
+    s.begin(note, nullptr, nullptr, writing_);
+    s.note = true;
+    return true;
+  }
+  if (!book_.has_room(s.index)) return false;
+  const OwedPiece *again = book_.again(s.index, now_ns());
+  if (again) s.begin(again->header, again->data, again->out, writing_);
+  return again != nullptr;
+}
+
+bool TcpLink::next_piece(SocketStream &s) {
+  bool ordered = true;
+  if (several_) {
+    if (next_owed(s)) return true;
+    if (!book_.has_room(s.index)) return false;
+    ordered = book_.takes_ordered(s.index);
+  }
+  ordered = ordered && !ordered_.empty();
+  OutQueue &queue = ordered ? ordered_ : bulk_;
+  Outgoing *out = queue.front();
   if (!out) return false;
-  s.out = out;
-  s.header = out->header;
-  const bool bare = is_bare(s.header.kind);
-  const uint64_t rest = bare ? 0 : s.header.total - out->cut;
-  s.header.offset = bare ? 0 : out->cut;
-  s.header.bytes = static_cast<uint32_t>(std::min<uint64_t>(rest, queue == &ordered_ ? kMaxPayload : kPiece));
-  s.data = out->data + out->cut;
-  out->cut = bare ? out->header.total : out->cut + s.header.bytes;
-  ++out->pieces;
-  if (bare || out->cut == out->header.total) queue->pop();
-  s.sent = 0;
-  s.writing = true;
-  writing_.fetch_add(1, std::memory_order_relaxed);
+  OwedPiece piece{out->header, out->data + out->cut, out, 0, ordered, false};
+  FrameHeader &h = piece.header;
+  const bool bare = is_bare(h.kind);
+  const uint64_t rest = bare ? 0 : h.total - out->cut;
+  h.offset = bare ? 0 : out->cut;
+  h.bytes = static_cast<uint32_t>(std::min<uint64_t>(rest, ordered ? kMaxPayload : kPiece));
+  const int64_t now = several_ ? now_ns() : 0;
+  if (several_ && !ordered) {
+    const uint64_t waiting = bulk_bytes_.load(std::memory_order_relaxed);
+    if (!book_.takes_bulk(s.index, h.bytes, std::max<uint64_t>(waiting, h.bytes), now)) return false;
+  }
+  const bool copied = several_ && StreamBook::is_copied(h);
+  if (copied) {
+    piece.data = book_.copy(piece.data, h.bytes, piece.copied);
+    if (h.bytes != 0 && !piece.data) return false;
+    piece.out = nullptr;
+  }
+  out->cut = bare ? h.total : out->cut + h.bytes;
+  if (bare || out->cut == h.total) queue.pop();
+  if (!ordered) bulk_bytes_.fetch_sub(h.bytes, std::memory_order_relaxed);
+  if (several_) {
+    book_.give(s.index, piece, now);
+    owes_.store(true, std::memory_order_relaxed);
+  }
+  s.begin(h, piece.data, piece.out, writing_);
+  if (copied) {
+    finish(*out);  // the book has what may have to go again
+  } else {
+    ++out->pieces;
+    if (several_) waiting_.fetch_add(1, std::memory_order_relaxed);
+  }
   return true;
 }
 
-bool TcpLink::write_stream(SocketStream &s, bool first) {
+bool TcpLink::write_stream(SocketStream &s) {
   bool moved = false;
   size_t burst = 0;
   s.full.store(false, std::memory_order_relaxed);
-  while (burst < kBurst && (s.writing || next_piece(s, first))) {
+  while (burst < kBurst && (s.writing || next_piece(s))) {
     const uint64_t whole = sizeof(FrameHeader) + s.header.bytes;
     iovec parts[2];
     int count = 0;
@@ -102,26 +197,25 @@ bool TcpLink::write_stream(SocketStream &s, bool first) {
         break;
       }
       s.mute = true;  // what the peer sent before this is still to be read
-      note_end(system_text("send", errno));
+      s.why = end_text_ = system_text("send", errno);
       return moved;
     }
     s.sent += static_cast<uint64_t>(n);
     burst += static_cast<size_t>(n);
-    moved = moved || burst >= kWorth || s.sent == whole;
-    bytes_sent.fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
-    if (s.sent < whole) continue;
-    s.writing = false;
-    s.rest = {};
-    writing_.fetch_sub(1, std::memory_order_relaxed);
-    Outgoing *out = s.out;
-    s.out = nullptr;
-    if (out && --out->pieces == 0 && out->cut == out->header.total) finish(*out);
+    if (!s.note) {
+      moved = moved || burst >= kWorth || s.sent == whole;
+      bytes_sent.fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
+    }
+    if (s.sent == whole) written(s);
   }
   return moved;
 }
 
+// ---- reading -------------------------------------------------------------------------------------------------------------------------
+
 bool TcpLink::read_stream(SocketStream &s, FrameSink &sink) {
   const bool moved = read_frames(s, sink);
+  if (s.over) return moved;
   // A thread may sleep on the socket while this thread reads. What is left of the payload must be enough to wake the sleeper.
   if (const uint32_t left = std::max(s.in.payload_left(), 1u); s.in.low_water() > left)
     s.in.set_low_water(s.socket.get(), left);
@@ -130,52 +224,121 @@ bool TcpLink::read_stream(SocketStream &s, FrameSink &sink) {
 
 bool TcpLink::read_frames(SocketStream &s, FrameSink &sink) {
   Burst burst;
+  bool moved = false, note = false, frame = false;
   auto result = TcpReader::Result::More;
-  while (result == TcpReader::Result::More && burst.bytes < kBurst)
+  while (result == TcpReader::Result::More && burst.bytes < kBurst) {
     result = s.in.step(s.socket.get(), sink, bytes_received, burst);
-  if (result == TcpReader::Result::Ended) lose(s, s.in.why());
+    if (result == TcpReader::Result::Frame) {
+      frame = true;
+      result = TcpReader::Result::More;
+      if (several_ && !book_.received(s.index, s.in.header()))
+        return die(sink, "protocol error: a frame before its time"), true;
+    } else if (result == TcpReader::Result::Note) {
+      note = true;
+      moved |= take_note(s, sink);
+      if (dead_.load(std::memory_order_relaxed) || s.over) return moved;
+      result = TcpReader::Result::More;
+    }
+  }
+  if (result == TcpReader::Result::Ended) lose(s, s.mute ? s.why : s.in.why());
   if (result == TcpReader::Result::Fault) die(sink, s.in.why());
-  return burst.moved;
+  // A connection that takes nothing brings nothing new either. A deferred frame hides what stands behind it.
+  if (result == TcpReader::Result::Wait && s.mute && several_ && !s.in.deferred()) lose(s, s.why);
+  return moved || (burst.moved && (!note || frame || s.in.payload_left() != 0));
+}
+
+bool TcpLink::take_note(SocketStream &s, FrameSink &sink) {
+  bool moved = false;
+  const FrameHeader note = s.in.header();
+  const auto heard = book_.heard(s.index, note, now_ns(), [&](const OwedPiece &p) {
+    moved = true;
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+    confirmed(*p.out);
+  });
+  if (heard == StreamBook::Heard::Fault) die(sink, "protocol error: the peer says that more has come than was sent");
+  if (heard == StreamBook::Heard::Ended) close(*streams_[note.slot], "the peer has lost it");
+  owes_.store(book_.owes(), std::memory_order_relaxed);
+  return moved;
 }
 
 bool TcpLink::progress(FrameSink &sink) {
   if (dead_.load(std::memory_order_relaxed)) return false;
+  if (news_.offered()) take_offers();
   bool moved = false;
-  for (size_t i = 0; i < streams_.size(); ++i)
-    if (!streams_[i]->over && !streams_[i]->mute) moved |= write_stream(*streams_[i], i == 0);
+  for (auto &s : streams_)
+    if (!s->over && !s->mute) moved |= write_stream(*s);
   for (size_t i = 0; i < streams_.size() && !dead_.load(std::memory_order_relaxed); ++i)
     if (!streams_[i]->over) moved |= read_stream(*streams_[i], sink);
-  if (end_ns_ == 0 || dead_.load(std::memory_order_relaxed)) return moved;
-  // A peer that has said all closes all streams at once, but they are read one after another.
-  const int64_t now = now_ns();
-  if (moved) end_ns_ = now;
-  const bool all =
-      std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over.load(std::memory_order_relaxed); });
-  if (all || now - end_ns_ > kOthers || now - first_end_ns_ > kLongest) die(sink, end_text_);
+  if (dead_.load(std::memory_order_relaxed)) return moved;
+  if (several_) {  // what has come is confirmed before a thread sleeps
+    for (auto &s : streams_)
+      if (!s->over && !s->mute && !s->writing && book_.to_tell(s->index)) moved |= write_stream(*s);
+    look_for_silence(moved);
+  }
+  if (std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over || s->mute; })) {
+    // A peer that has said all closes all streams at once, but they are read one after another.
+    const bool all = std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over.load(); });
+    const int64_t now = now_ns();
+    if (moved || mute_ns_ == 0) mute_ns_ = now;
+    if (all || now - mute_ns_ > kMute) die(sink, end_text_);
+  } else {
+    mute_ns_ = 0;
+  }
   return moved;
 }
 
-void TcpLink::note_end(std::string why) {
-  if (end_ns_ == 0) {
-    end_text_ = std::move(why);
-    first_end_ns_ = now_ns();
-  }
-  end_ns_ = now_ns();
+// ---- streams that end, and that come again -------------------------------------------------------------------------------------------
+
+void TcpLink::lose(SocketStream &s, const std::string &why) {
+  if (several_) book_.end(s.index);
+  close(s, why);
 }
 
-void TcpLink::lose(SocketStream &s, std::string why) {
-  s.over = true;
-  note_end(std::move(why));
+void TcpLink::close(SocketStream &s, const std::string &why) {
+  end_text_ = why;
+  s.mute = true;
+  s.over.store(true, std::memory_order_release);
+  if (!several_) return;
+  if (s.writing) s.stop(writing_);
+  s.in.lose();
+  ::shutdown(s.socket.get(), SHUT_RDWR);  // a sleeper may still watch the descriptor, so it is closed later
+  news_.lost(s.index, why);
 }
+
+void TcpLink::take_offers() {
+  for (StreamOffer &o : news_.take_offers()) {
+    SocketStream &s = *streams_[o.stream];
+    const bool was = book_.connected(o.stream);
+    if (!book_.come(o.stream, o.generation)) continue;
+    if (was) close(s, "the peer has connected it again");
+    s.connect(std::move(o.socket));
+    news_.back(o.stream);
+  }
+}
+
+void TcpLink::look_for_silence(bool moved) {
+  if (!owes_.load(std::memory_order_relaxed) || (moved && ++rounds_ % 64 != 0)) return;
+  const int64_t now = now_ns();
+  if (now - looked_ns_ < kLook) return;
+  looked_ns_ = now;
+  for (auto &s : streams_) {
+    const auto others =
+        std::count_if(streams_.begin(), streams_.end(), [&](const auto &o) { return o != s && !o->over && !o->mute; });
+    if (s->over || s->mute || others == 0 || !book_.owes(s->index)) continue;
+    if (const int64_t silent = net::unanswered_ns(s->socket.get()); silent >= kSilent)
+      lose(*s, formatted("the peer's host has acknowledged nothing for {} ms", silent / 1'000'000));
+  }
+}
+
+// ---- ends ----------------------------------------------------------------------------------------------------------------------------
 
 void TcpLink::cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) {
+  const auto match = [&](const FrameHeader &h) { return h.member == theirs && h.epoch == epoch && h.source == source; };
   for (auto &s : streams_) {
-    if (s->writing && s->out && s->header.member == theirs && s->header.epoch == epoch && s->header.source == source) {
-      Outgoing *out = s->out;
-      s->out = nullptr;
-      if (s->sent == 0) {  // nothing of the piece has left
-        s->writing = false;
-        writing_.fetch_sub(1, std::memory_order_relaxed);
+    if (s->writing && s->out && match(s->header)) {
+      Outgoing *out = std::exchange(s->out, nullptr);
+      if (s->sent == 0 && !several_) {  // nothing of the piece has left
+        s->stop(writing_);
       } else {
         // The user has the buffer back, and the peer must not take what the user writes next for data of the frame: the abort goes another
         // way and may come later. So the rest is copied: at most one piece, and never in an operation that succeeds.
@@ -183,44 +346,61 @@ void TcpLink::cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t so
         s->rest.assign(s->data + done, s->data + s->header.bytes);
         s->data = s->rest.data() - done;
       }
-      if (--out->pieces == 0 && out->cut == out->header.total) finish(*out);
+      if (!several_) confirmed(*out);
     }
     s->in.cancel(ours, epoch);
   }
+  half_.cancel(ours, epoch);
+  book_.cancel([&](const OwedPiece &p) { return match(p.header); },
+               [&](const OwedPiece &p) {
+                 waiting_.fetch_sub(1, std::memory_order_relaxed);
+                 confirmed(*p.out);
+               });
   for (OutQueue *queue : {&ordered_, &bulk_})
-    queue->remove_if(
-        [&](const Outgoing &o) { return o.header.member == theirs && o.header.epoch == epoch && o.header.source == source; },
-        [](Outgoing &o) { finish(o); });
+    queue->remove_if([&](const Outgoing &o) { return match(o.header); },
+                     [&](Outgoing &o) {
+                       if (queue == &bulk_) bulk_bytes_.fetch_sub(o.header.total - o.cut, std::memory_order_relaxed);
+                       finish(o);
+                     });
 }
 
 void TcpLink::die(FrameSink &sink, const std::string &why) {
   if (dead_.exchange(true)) return;
   // What was not sent has not succeeded, so nothing is finished here. It waits in the queues for the cancel() of the members that fail.
+  const auto keep = [&](Outgoing &out) {
+    if (--out.pieces == 0 && out.cut == out.header.total) bulk_.push(out);
+  };
   for (auto &s : streams_) {
     if (s->writing) {
-      s->writing = false;
-      writing_.fetch_sub(1, std::memory_order_relaxed);
-      if (Outgoing *out = std::exchange(s->out, nullptr); out && --out->pieces == 0 && out->cut == out->header.total)
-        bulk_.push(*out);
+      Outgoing *out = s->out;
+      s->stop(writing_);
+      if (out && !several_) keep(*out);
     }
     s->in.forget();
   }
+  half_.clear();
+  book_.cancel([](const OwedPiece &) { return true; },
+               [&](const OwedPiece &p) {
+                 waiting_.fetch_sub(1, std::memory_order_relaxed);
+                 keep(*p.out);
+               });
   sink.broken(why);
 }
 
 bool TcpLink::idle() const noexcept {
-  return ordered_.empty() && bulk_.empty() && writing_.load(std::memory_order_relaxed) == 0;
+  return ordered_.empty() && bulk_.empty() && writing_.load(std::memory_order_relaxed) == 0 &&
+         waiting_.load(std::memory_order_relaxed) == 0;
 }
 
 int64_t TcpLink::descriptors(std::vector<pollfd> &fds) const {
   if (dead_.load(std::memory_order_relaxed)) return kAnyTime;
-  int64_t most = kAnyTime;
+  int64_t most = several_ && owes_.load(std::memory_order_relaxed) ? kLook : kAnyTime;
   for (const auto &s : streams_) {
-    if (s->over.load(std::memory_order_relaxed)) continue;
+    if (s->over.load(std::memory_order_acquire)) continue;
     short events = s->full.load(std::memory_order_relaxed) ? POLLOUT : 0;
     if (s->in.deferred()) most = kAskAgain;  // more may stand behind the deferred frame in the socket
     else events |= POLLIN;
-    if (events != 0) fds.push_back({s->socket.get(), events, 0});
+    if (events != 0) fds.push_back({s->fd.load(std::memory_order_relaxed), events, 0});
   }
   return most;
 }

@@ -1,7 +1,7 @@
-// The TCP link: several streams between two processes.
+// The TCP link: one stream between two processes, or several.
 //
-// Small frames keep their order on stream 0. The payload of a large frame is cut into pieces. Each stream takes the next piece whenever its
-// socket accepts one, so the streams share the load in proportion to their measured rates. Payloads go from and to the caller's memory.
+// Small frames keep their order on one stream. The payload of a large frame is cut into pieces. Each stream takes the next piece when its
+// socket accepts one, as far as its measured rate allows (link/stream_book.hpp). Payloads go from and to the caller's memory.
 // Only headers and small payloads pass a buffer.
 //
 //   sending process                                     receiving process
@@ -11,10 +11,12 @@
 //       stream 1: header, piece          -------------->    the same; pieces of one frame come in any order
 //       stream 0: header, next piece     -------------->    sink.received() of each piece
 //       a full socket: the other streams take the pieces
-//     the last piece is written: finish()
+//     one stream: the last piece is written: finish()
+//     several: it is confirmed: finish()   <-----------    Got
 //     without the turn, in poll(): POLLOUT where a stream is full, POLLIN where no frame is deferred
 //
-// A stream that ends does not end the link at once: the peer may have closed all streams, and what came by the others is still to be read.
+// Where a link has several streams, some may be lost: StreamBook says what goes again, and by which. A link whose streams are all gone is
+// broken. A stream that ends is read to its end first: the peer may have closed all streams, and what came before is still to be read.
 #pragma once
 
 #include <memory>
@@ -23,12 +25,15 @@
 
 #include "base/handles.hpp"
 #include "link/frame.hpp"
+#include "link/stream_book.hpp"
+#include "link/stream_news.hpp"
+#include "link/tcp_reader.hpp"
 
 namespace isthmus::link {
 
 class TcpLink final : public Link {
  public:
-  explicit TcpLink(std::vector<UniqueFd> sockets);  // connected, non-blocking
+  explicit TcpLink(std::vector<UniqueFd> sockets);  // connected, non-blocking; at most StreamBook::kMostStreams
   ~TcpLink() override;
   void post(Outgoing &out) noexcept override;
   bool progress(FrameSink &sink) override;
@@ -39,23 +44,40 @@ class TcpLink final : public Link {
   const char *name() const noexcept override { return "tcp"; }
   size_t streams() const noexcept { return streams_.size(); }
 
+  StreamNews &news() noexcept { return news_; }
+  bool broken() const noexcept { return dead_.load(std::memory_order_relaxed); }
+
  private:
   struct SocketStream;
-  bool write_stream(SocketStream &s, bool first);
+  bool write_stream(SocketStream &s);
   bool read_stream(SocketStream &s, FrameSink &sink);
   bool read_frames(SocketStream &s, FrameSink &sink);
-  bool next_piece(SocketStream &s, bool first);
-  void lose(SocketStream &s, std::string why);  // the stream has ended; what came by the others is still to be read
-  void note_end(std::string why);
+  bool take_note(SocketStream &s, FrameSink &sink);
+  bool next_piece(SocketStream &s);
+  bool next_owed(SocketStream &s);
+  void written(SocketStream &s) noexcept;
+  void confirmed(Outgoing &out) noexcept;               // a piece of it has come, or nobody sends it any more
+  void lose(SocketStream &s, const std::string &why);   // the stream's connection has ended
+  void close(SocketStream &s, const std::string &why);  // the same, where the book knows already
+  void take_offers();
+  void look_for_silence(bool moved);
   void die(FrameSink &sink, const std::string &why);
 
+  const bool several_;
   std::vector<std::unique_ptr<SocketStream>> streams_;
+  StreamBook book_;
+  HalfPayloads half_;
+  StreamNews news_;
   OutQueue ordered_, bulk_;
+  std::atomic<uint64_t> bulk_bytes_{0};  // of bulk_, posted and not yet given to a stream
   std::atomic<bool> dead_{false};
-  int64_t first_end_ns_ = 0;
-  int64_t end_ns_ = 0;  // when a stream last ended, or when bytes last came after that; 0: all streams are well
-  std::string end_text_;
+  std::string end_text_;   // why a stream was lost or fell mute last
+  int64_t mute_ns_ = 0;    // since when no stream can be written, and nothing has come either; 0: one can
+  int64_t looked_ns_ = 0;  // when it was last asked whether the peer's host answers
+  uint32_t rounds_ = 0;
   std::atomic<uint32_t> writing_{0};  // the streams that have a piece half written
+  std::atomic<uint32_t> waiting_{0};  // pieces that are to be confirmed, and whose senders wait
+  std::atomic<bool> owes_{false};     // as the book says; read by sleepers
 };
 
 }  // namespace isthmus::link

@@ -9,6 +9,7 @@
 #include "base/clock.hpp"
 #include "base/copy.hpp"
 #include "base/error.hpp"
+#include "link/stream_book.hpp"
 
 namespace isthmus::link {
 namespace {
@@ -17,11 +18,30 @@ constexpr size_t kWorth = 32 * 1024;  // less than this of a payload is no reaso
 
 }  // namespace
 
+bool HalfPayloads::find(const FrameHeader &h, std::byte *&to, bool &taken) noexcept {
+  const auto same = [&](const Half &half) { return std::memcmp(&half.header, &h, sizeof h) == 0; };
+  const auto at = std::find_if(kept_.begin(), kept_.end(), same);
+  if (at == kept_.end()) return false;
+  to = at->to;
+  taken = at->taken;
+  kept_.erase(at);
+  return true;
+}
+
+void HalfPayloads::cancel(uint32_t member, uint32_t epoch) noexcept {
+  for (Half &half : kept_)
+    if (half.header.member == member && half.header.epoch == epoch) {
+      half.to = nullptr;
+      half.taken = false;
+    }
+}
+
 TcpReader::Result TcpReader::step(int socket, FrameSink &sink, std::atomic<uint64_t> &counted, Burst &burst) {
   if (!have_header_) {
     if (end_ - begin_ < sizeof(FrameHeader)) return read_header(socket, burst);
     std::memcpy(&header_, buffer_ + begin_, sizeof header_);
     begin_ += sizeof header_;
+    if (half_ && is_note(header_)) return Result::Note;
     if (const char *fault = frame_fault(header_)) {
       why_ = formatted("protocol error: {}", fault);
       return Result::Fault;
@@ -36,7 +56,7 @@ TcpReader::Result TcpReader::step(int socket, FrameSink &sink, std::atomic<uint6
   counted.fetch_add(header_.bytes + sizeof(FrameHeader), std::memory_order_relaxed);
   have_header_ = false;
   if (taken_) sink.received(header_);
-  return Result::More;
+  return Result::Frame;
 }
 
 TcpReader::Result TcpReader::read_header(int socket, Burst &burst) {
@@ -57,6 +77,13 @@ TcpReader::Result TcpReader::read_header(int socket, Burst &burst) {
 }
 
 TcpReader::Result TcpReader::offer(FrameSink &sink, Burst &burst) {
+  if (half_ && half_->find(header_, to_, taken_)) {
+    accepted_ = true;
+    left_ = header_.bytes;
+    place_ = to_;
+    burst.moved = true;
+    return Result::More;
+  }
   const Accept answer = sink.accept(header_, since_, to_);
   deferred_.store(answer == Accept::Defer, std::memory_order_relaxed);
   if (answer == Accept::Defer) {
@@ -67,6 +94,7 @@ TcpReader::Result TcpReader::offer(FrameSink &sink, Burst &burst) {
   left_ = header_.bytes;
   taken_ = answer == Accept::Take;
   if (!taken_) to_ = nullptr;
+  place_ = to_;
   burst.moved = true;
   return Result::More;
 }
@@ -112,13 +140,21 @@ TcpReader::Result TcpReader::receive(int socket, std::byte *to, size_t want, siz
 
 void TcpReader::cancel(uint32_t member, uint32_t epoch) noexcept {
   if (!have_header_ || header_.member != member || header_.epoch != epoch) return;
-  to_ = nullptr;
+  to_ = place_ = nullptr;
   taken_ = false;
 }
 
+void TcpReader::lose() {
+  if (have_header_ && accepted_) half_->keep(header_, place_, taken_);
+  forget();
+  begin_ = end_ = 0;
+  low_water_ = 1;
+}
+
 void TcpReader::forget() noexcept {
-  have_header_ = false;
-  to_ = nullptr;
+  have_header_ = accepted_ = false;
+  to_ = place_ = nullptr;
+  deferred_.store(false, std::memory_order_relaxed);
 }
 
 void TcpReader::set_low_water(int socket, uint32_t bytes) noexcept {

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "link/frame.hpp"
 
@@ -24,10 +25,32 @@ struct Burst {
   bool moved = false;    // a frame has come to an end, or much was received
 };
 
+// The payloads that were half here when their streams were lost. The sink has accepted them and is not asked again: the frames come once more,
+// whole, by another stream, and go to the same places. Frames are known by their headers.
+class HalfPayloads {
+ public:
+  void keep(const FrameHeader &h, std::byte *to, bool taken) { kept_.push_back({h, to, taken}); }
+  bool find(const FrameHeader &h, std::byte *&to, bool &taken) noexcept;  // and forgets it
+  void cancel(uint32_t member, uint32_t epoch) noexcept;
+  void clear() noexcept { kept_.clear(); }
+
+ private:
+  struct Half {
+    FrameHeader header;
+    std::byte *to;  // where the payload begins; nullptr: it is drained
+    bool taken;
+  };
+  std::vector<Half> kept_;
+};
+
 class TcpReader {
  public:
+  // `half`: of the link. Null: the link has one stream, and there are no notes.
+  explicit TcpReader(HalfPayloads *half = nullptr) noexcept : half_(half) {}
   enum class Result : uint8_t {
     More,   // the step is done; the next one may be made at once
+    Frame,  // the same, and the step has brought a frame to its end: header() says which
+    Note,   // the same, and a note has come (link/stream_book.hpp): header() has it
     Wait,   // the socket is empty, or the sink has deferred the frame
     Ended,  // the peer has closed the stream, or the stream has failed: why() says which
     Fault,  // the peer breaks the protocol: why() says how
@@ -35,7 +58,10 @@ class TcpReader {
   // Reads once into the buffer, or brings one frame to its end. `counted` rises by each frame that has come to its end.
   Result step(int socket, FrameSink &sink, std::atomic<uint64_t> &counted, Burst &burst);
   const std::string &why() const noexcept { return why_; }
+  const FrameHeader &header() const noexcept { return header_; }
 
+  // The stream is lost, and its frames will come by another one. The reader is as new, for the stream's next connection.
+  void lose();
   // The rest of a half-read frame of this membership is drained: its memory is the user's again.
   void cancel(uint32_t member, uint32_t epoch) noexcept;
   // The link has died: the frame in work is forgotten.
@@ -59,11 +85,13 @@ class TcpReader {
   // Receives up to `want` bytes; `got` says how many came.
   Result receive(int socket, std::byte *to, size_t want, size_t &got);
 
+  HalfPayloads *const half_;
   std::byte buffer_[kBuffer];
   size_t begin_ = 0, end_ = 0;  // the bytes of the buffer that nobody has taken yet
   FrameHeader header_;
-  std::byte *to_ = nullptr;  // where the rest of the payload goes; nullptr while left_ > 0: the rest is drained
-  uint32_t left_ = 0;        // bytes of the payload that have not come to their place
+  std::byte *place_ = nullptr;  // where the payload begins
+  std::byte *to_ = nullptr;     // where the rest of the payload goes; nullptr while left_ > 0: the rest is drained
+  uint32_t left_ = 0;           // bytes of the payload that have not come to their place
   bool have_header_ = false, accepted_ = false, taken_ = false;
   int64_t since_ = 0;  // when the sink first deferred the frame; 0: never
   std::atomic<bool> deferred_{false};

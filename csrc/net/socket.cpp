@@ -124,6 +124,15 @@ void limit_unacknowledged(int fd, int ms) noexcept {
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
 }
 
+int64_t unanswered_ns(int fd) noexcept {
+  tcp_info info{};
+  socklen_t n = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return 0;
+  // Where this host has no way any more, what waits was never sent, and the kernel counts its probes instead.
+  const bool again = (info.tcpi_unacked != 0 && info.tcpi_retransmits >= 2) || info.tcpi_probes >= 2;
+  return again ? int64_t{info.tcpi_last_ack_recv} * 1'000'000 : 0;
+}
+
 int begin_connect_tcp(const Address &address, UniqueFd &out) {
   UniqueFd fd = new_socket(address.family());
   if (!fd) return errno;

@@ -26,6 +26,10 @@ Address local_address(int fd);
 // A process that is merely stopped does not count, because its kernel acknowledges. Unix sockets have no such limit.
 void limit_unacknowledged(int fd, int ms) noexcept;
 
+// How long the other host has acknowledged nothing, where something was sent to it and then twice again; 0 else. A process that does not read
+// is no such case, because its kernel still answers.
+int64_t unanswered_ns(int fd) noexcept;
+
 // One attempt to connect. 0 or an errno (ETIMEDOUT at the deadline).
 int connect_tcp(const Address &address, Deadline deadline, UniqueFd &out);
 // The same in two steps, without a wait: when `out` has POLLOUT, the second step says what became of the attempt. 0 or an errno.

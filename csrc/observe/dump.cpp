@@ -12,6 +12,21 @@
 #include "reduce/reduce.hpp"
 
 namespace isthmus::observe {
+namespace {
+
+// The data streams of each TCP link: how many are there, and what has become of them.
+nlohmann::ordered_json streams_json(const process::DataStreams &all) {
+  auto out = nlohmann::ordered_json::array();
+  for (const auto &[peer, streams] : all.report()) {
+    auto each = nlohmann::ordered_json::array();
+    for (const auto &s : streams)
+      each.push_back({{"connected", s.connected}, {"lost", s.lost}, {"back", s.back}, {"why", s.why}});
+    out.push_back({{"hostname", peer->endpoint.hostname}, {"pid", peer->endpoint.pid}, {"streams", std::move(each)}});
+  }
+  return out;
+}
+
+}  // namespace
 
 std::string dump_json(comm::Communicator &comm) {
   using nlohmann::ordered_json;
@@ -135,6 +150,7 @@ std::string context_json() {
            {"staging_used", s.staging_used},
            {"staging_limit", s.staging_limit},
            {"staging_pages", pages_of(c->arena().staging_pages())},
+           {"streams", streams_json(c->data_streams())},
            {"endpoint", {{"hostname", c->mesh().self().hostname}, {"tcp", c->mesh().self().tcp}}}};
   }
   return out.dump(1);

@@ -101,13 +101,15 @@ Context::Context(const Settings &settings, const std::string &route_hint)
       spin_ns_(settings.integer(Setting::SpinMicros) * 1000),
       stores_(stores_of(settings.text(Setting::Stores))),
       devices_(arena_),
-      links_(arena_, ranks_, stores_, spin_ns_),
+      links_(arena_, ranks_, data_streams_, stores_, spin_ns_),
+      data_streams_(arena_.doorbell()),
       staging_(arena_, ranks_),
-      control_(arena_.doorbell(), ranks_, links_, settings.integer(Setting::HeartbeatMs) * 1'000'000),
+      control_(arena_.doorbell(), ranks_, links_, data_streams_, settings.integer(Setting::HeartbeatMs) * 1'000'000),
       progress_(arena_, links_, spin_ns_),
       helpers_(static_cast<int>(settings.integer(Setting::ReduceThreads)), spin_ns_) {
   mesh_ = std::make_unique<bootstrap::Mesh>(settings, control_, arena_.fd(), arena_.bytes(), route_hint);
   links_.begin(*mesh_);
+  data_streams_.begin(*mesh_);
   control_.begin(*mesh_);
   try {
     progress_.begin();
@@ -121,6 +123,7 @@ Context::~Context() {
   progress_.end();
   workers_.end();
   devices_.end();
+  data_streams_.end();
   mesh_->shut_down();  // no more events; events that come until then still use the rooms
 }
 
@@ -171,7 +174,7 @@ Context::Raiser Context::raiser() noexcept {
 
 Context::Stats Context::stats() const {
   const auto c = mesh_->counts();
-  return {c.threads + 1 + helpers_.threads(),
+  return {c.threads + 1 + helpers_.threads() + data_streams_.threads(),
           c.descriptors + 3,
           c.peers,
           links_.count(),

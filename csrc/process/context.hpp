@@ -3,6 +3,7 @@
 //
 //   ranks()     the ranks of this process, by index
 //   links()     the links to other processes
+//   data_streams()   what their TCP streams are at: lost, tried again, back
 //   devices()   streams, registered memory and lent memory of each device
 //   staging()   who has the staging memory
 //   control()   control messages
@@ -78,6 +79,7 @@ class Context final {
 
   RankTable &ranks() noexcept { return ranks_; }
   Links &links() noexcept { return links_; }
+  const DataStreams &data_streams() const noexcept { return data_streams_; }
   OpenDevices &devices() noexcept { return devices_; }
   StagingBook &staging() noexcept { return staging_; }
   ControlRoom &control() noexcept { return control_; }
@@ -118,6 +120,7 @@ class Context final {
   OpenDevices devices_;
   RankTable ranks_;
   Links links_;
+  DataStreams data_streams_;  // its thread uses links and the mesh, so it goes before them
   StagingBook staging_;
   ControlRoom control_;
   Progress progress_;

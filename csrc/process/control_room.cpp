@@ -32,8 +32,12 @@ Failure read_failure(const AbortMessage &message) {
 
 }  // namespace
 
-ControlRoom::ControlRoom(Doorbell &bell, RankTable &ranks, Links &links, int64_t heartbeat_ns)
-    : bell_(bell), ranks_(ranks), links_(links), silent_ns_(std::max(kSilentNs, kSilentBeats * heartbeat_ns)) {}
+ControlRoom::ControlRoom(Doorbell &bell, RankTable &ranks, Links &links, DataStreams &streams, int64_t heartbeat_ns)
+    : bell_(bell),
+      ranks_(ranks),
+      links_(links),
+      data_streams_(streams),
+      silent_ns_(std::max(kSilentNs, kSilentBeats * heartbeat_ns)) {}
 
 // ---- to ranks of this process --------------------------------------------------------------------------------------------------------
 
@@ -153,6 +157,12 @@ void ControlRoom::on_tick() {
   ticked_ns_.store(now, std::memory_order_relaxed);
   ranks_.sweep();
   links_.report_broken(now);
+  data_streams_.look();
+}
+
+void ControlRoom::on_stream(bootstrap::Peer &peer, uint32_t stream, uint32_t generation, UniqueFd socket) {
+  enter_context_thread();
+  data_streams_.came(peer, stream, generation, std::move(socket));
 }
 
 // ---- questions -----------------------------------------------------------------------------------------------------------------------

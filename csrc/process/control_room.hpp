@@ -35,7 +35,7 @@ namespace isthmus::process {
 class ControlRoom final : public bootstrap::MeshEvents {
  public:
   // `bell` wakes the threads that wait for what a message brings.
-  ControlRoom(Doorbell &bell, RankTable &ranks, Links &links, int64_t heartbeat_ns);
+  ControlRoom(Doorbell &bell, RankTable &ranks, Links &links, DataStreams &streams, int64_t heartbeat_ns);
   void begin(bootstrap::Mesh &mesh) noexcept { mesh_ = &mesh; }  // before the first message is sent
 
   // Sends a control message. peer null: this process, delivered at once. False: the message cannot be sent (Mesh::send).
@@ -50,6 +50,7 @@ class ControlRoom final : public bootstrap::MeshEvents {
   void on_message(bootstrap::Peer &peer, uint16_t type, std::span<const std::byte> body) override;
   void on_lost(bootstrap::Peer &peer, const std::string &why) override;
   void on_tick() override;
+  void on_stream(bootstrap::Peer &peer, uint32_t stream, uint32_t generation, UniqueFd socket) override;
 
  private:
   void take_abort(std::span<const std::byte> body);
@@ -63,6 +64,7 @@ class ControlRoom final : public bootstrap::MeshEvents {
   Doorbell &bell_;
   RankTable &ranks_;
   Links &links_;
+  DataStreams &data_streams_;
   const int64_t silent_ns_;
   bootstrap::Mesh *mesh_ = nullptr;
   std::atomic<int64_t> ticked_ns_{0};  // when the control thread had last read what had come

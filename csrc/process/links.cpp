@@ -35,8 +35,14 @@ StreamRingBody make_ring(link::Arena &arena) {
 
 }  // namespace
 
-Links::Links(link::Arena &arena, const RankTable &ranks, Stores stores, int64_t spin_ns)
-    : arena_(arena), ranks_(ranks), stores_(stores), watch_(arena.doorbell()), spin_ns_(spin_ns), socket_spin_ns_(spin_ns) {}
+Links::Links(link::Arena &arena, const RankTable &ranks, DataStreams &streams, Stores stores, int64_t spin_ns)
+    : arena_(arena),
+      ranks_(ranks),
+      data_streams_(streams),
+      stores_(stores),
+      watch_(arena.doorbell()),
+      spin_ns_(spin_ns),
+      socket_spin_ns_(spin_ns) {}
 
 // ---- making links --------------------------------------------------------------------------------------------------------------------
 
@@ -47,13 +53,18 @@ bootstrap::Peer &Links::connect(const bootstrap::Endpoint &endpoint, const boots
   if (!streams) return peer;
   {
     const Lock lock(mutex_);
-    if (find(&peer, streams->carrier)) return peer;  // its streams belong to a link already
+    if (find(&peer, streams->carrier)) {  // its streams belong to a link already
+      data_streams_.use_key(peer, key);
+      return peer;
+    }
   }
   if (streams->carrier == Carrier::Ucx) {
     make_ucx_link(peer, streams->address);
   } else {
-    mesh_->connect(endpoint, key, shared, streams->count, deadline);
+    const int count = streams->count != 0 ? streams->count : mesh_->self().ways_to(endpoint);
+    mesh_->connect(endpoint, key, shared, count, deadline);
     link_to(&peer, Carrier::Tcp);
+    data_streams_.use_key(peer, key);
   }
   return peer;
 }
@@ -145,7 +156,9 @@ link::Link *Links::link_to(bootstrap::Peer *peer, Carrier carrier) {
   } else if (carrier == Carrier::Memory) {
     make_memory_link(*slot);
   } else if (carrier == Carrier::Tcp) {
-    slot->link = std::make_unique<link::TcpLink>(std::move(peer->data));
+    auto tcp = std::make_unique<link::TcpLink>(std::move(peer->data));
+    data_streams_.add(*peer, *tcp);
+    slot->link = std::move(tcp);
     slot->sockets = true;
     has_sockets_.store(true, std::memory_order_release);
   } else {

@@ -28,6 +28,7 @@
 #include "link/ucx.hpp"
 #include "net/prompt_timer.hpp"
 #include "process/control_wire.hpp"
+#include "process/data_streams.hpp"
 #include "process/local_rank.hpp"
 #include "process/rank_table.hpp"
 #include "process/socket_watch.hpp"
@@ -43,14 +44,14 @@ enum class Carrier : uint8_t { Memory, Tcp, Ucx };
 // How frames go to a process where they do not go through memory.
 struct Streams {
   Carrier carrier = Carrier::Tcp;
-  int count = 0;                       // Tcp: connections
+  int count = 0;                       // Tcp: connections; 0: one for each way that the two processes have to each other
   std::span<const std::byte> address;  // Ucx: of the other process' worker
 };
 
 class Links final {
  public:
   // `stores`: into memory that other ranks read. `spin_ns`: how long a thread spins before it sleeps.
-  Links(link::Arena &arena, const RankTable &ranks, Stores stores, int64_t spin_ns);
+  Links(link::Arena &arena, const RankTable &ranks, DataStreams &streams, Stores stores, int64_t spin_ns);
   void begin(bootstrap::Mesh &mesh) noexcept { mesh_ = &mesh; }  // before the first connect()
 
   // The process with this endpoint, connected as asked. `streams`: null, where its frames go through memory. Idempotent.
@@ -125,6 +126,7 @@ class Links final {
 
   link::Arena &arena_;
   const RankTable &ranks_;
+  DataStreams &data_streams_;
   const Stores stores_;
   bootstrap::Mesh *mesh_ = nullptr;
 

@@ -168,6 +168,58 @@ TEST(Mesh, AddsDataStreamsToAPeerThatIsConnectedAlready) {
   EXPECT_EQ(p.of_b->data.size(), 2u);
 }
 
+TEST(Mesh, ADataStreamIsConnectedAgainByTheSideThatDialsAndByNobodyWithoutTheToken) {
+  Pair p;
+  p.add_keys();
+  p.connect(true, 2);
+  const bool a_dials = p.a.mesh->dials(*p.of_a);
+  EXPECT_NE(a_dials, p.b.mesh->dials(*p.of_b));
+  Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
+  Peer &to = a_dials ? *p.of_a : *p.of_b;
+  const auto again = [&](uint32_t stream, uint32_t generation) {
+    return dialer.mesh->connect_again(to, kKey, stream, generation, Deadline(soon()));
+  };
+  const UniqueFd mine = again(1, 7);
+  std::vector<Recorder::Stream> came;
+  ASSERT_TRUE(eventually([&] { return !(came = waiter.events.take_streams()).empty(); }));
+  ASSERT_EQ(came.size(), 1u);
+  EXPECT_EQ(came[0].stream, 1u);
+  EXPECT_EQ(came[0].generation, 7u);
+  ASSERT_EQ(net::send_all(mine.get(), bytes("again"), Deadline(soon())), net::Io::Ok);
+  std::string got(5, ' ');
+  ASSERT_EQ(net::recv_exact(came[0].socket.get(), std::as_writable_bytes(std::span(got)), Deadline(soon())), net::Io::Ok);
+  EXPECT_EQ(got, "again");
+
+  const auto refused = [&](uint32_t generation) {
+    const UniqueFd fd = again(0, generation);
+    std::byte one{};
+    return net::recv_exact(fd.get(), {&one, 1}, Deadline(soon())) == net::Io::Closed;
+  };
+  EXPECT_TRUE(refused(0)) << "the first connection of a stream, a second time";
+  to.token[3] ^= 1;
+  EXPECT_TRUE(refused(8));
+  EXPECT_TRUE(waiter.events.take_streams().empty());
+  EXPECT_EQ(error_of([&] { again(2, 1); }).code, Code::Argument);
+  EXPECT_EQ(error_of([&] { dialer.mesh->connect_again(to, kOtherKey, 0, 1, Deadline(patient(0.5))); }).code, Code::Timeout);
+}
+
+TEST(Endpoint, CountsTheWaysByTheFamilyThatBothHave) {
+  const auto with = [](std::vector<std::string> tcp) {
+    Endpoint e;
+    e.tcp = std::move(tcp);
+    return e;
+  };
+  const Endpoint none = with({}), one = with({"10.0.0.1:1"}), both = with({"10.0.0.2:1", "[fd00::2]:1"}),
+                 two = with({"10.0.0.3:1", "[fd00::3]:1", "10.0.1.3:1"}), six = with({"[fd00::6]:1", "[fd00:1::6]:1"});
+  EXPECT_EQ(none.ways_to(two), 1);
+  EXPECT_EQ(one.ways_to(two), 1);
+  EXPECT_EQ(both.ways_to(two), 1) << "an address of either family is one interface's";
+  EXPECT_EQ(two.ways_to(two), 2);
+  EXPECT_EQ(two.ways_to(six), 1);
+  EXPECT_EQ(six.ways_to(six), 2);
+  EXPECT_EQ(six.ways_to(one), 1);
+}
+
 TEST(Mesh, NamesStreamCountsThatDiffer) {
   Pair p;
   p.add_keys();

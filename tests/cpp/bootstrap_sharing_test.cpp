@@ -160,7 +160,7 @@ Met comes(Node &node, Stranger &s, bool reads_right) {
   net::Hello hello;
   hello.process = s.self.process;
   net::dial(s.fd.get(), hello, kKey, "the node", Deadline(soon()));
-  s.send(Own::Intro, encode(Intro{s.offer.bytes, s.self}), s.offer.fd.get());
+  s.send(Own::Intro, encode(Intro{s.offer.bytes, {}, s.self}), s.offer.fd.get());
   UniqueFd passed;
   const auto attach = parse_attach(s.receive(Own::Attach, passed));
   if (!attach) throw Error(Code::Mismatch, "no answer");

@@ -49,6 +49,18 @@ class Recorder final : public MeshEvents {
     lost_at_.push_back(now_ns());
   }
   void on_tick() override { ticks.fetch_add(1); }
+  void on_stream(Peer &, uint32_t stream, uint32_t generation, UniqueFd socket) override {
+    const std::lock_guard lock(mutex_);
+    streams_.push_back({stream, generation, std::move(socket)});
+  }
+  struct Stream {
+    uint32_t stream, generation;
+    UniqueFd socket;
+  };
+  std::vector<Stream> take_streams() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(streams_, {});
+  }
 
   std::vector<Message> messages() const {
     const std::lock_guard lock(mutex_);
@@ -68,6 +80,7 @@ class Recorder final : public MeshEvents {
   mutable std::mutex mutex_;
   std::vector<Message> messages_;
   std::vector<std::string> lost_;
+  std::vector<Stream> streams_;
   std::vector<int64_t> lost_at_;
 };
 

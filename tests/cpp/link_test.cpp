@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -321,7 +322,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Kind{"shm", [] { return shm_ends(ByteRing::kMostCapacity, ByteRing::kMostCapacity); }, 0, true},
                     Kind{"shm_least", [] { return shm_ends(ByteRing::kLeastCapacity, ByteRing::kMostCapacity); }, 0, true},
                     Kind{"tcp_one_stream", socketpair_ends<1>, 1, false},
-                    Kind{"tcp_three_streams", socketpair_ends<3>, 3, false}, Kind{"tcp_loopback", loopback_ends, 2, false},
+                    Kind{"tcp_two_streams", socketpair_ends<2>, 2, false},
+                    Kind{"tcp_four_streams", socketpair_ends<4>, 4, false}, Kind{"tcp_loopback", loopback_ends, 2, false},
                     Kind{"ucx_tcp", [] { return ucx_ends("tcp", UcxLink::kMostMemory); }, 1, true},
                     Kind{"ucx_shm", [] { return ucx_ends("posix,cma", UcxLink::kMostMemory); }, 1, true},
                     Kind{"ucx_least", [] { return ucx_ends("posix", UcxLink::kLeastMemory); }, 1, true},
@@ -645,7 +647,8 @@ TEST_P(EveryLink, NobodySpinsOnAFrameThatIsRefused) {
 class MortalLink : public EveryLink {};
 INSTANTIATE_TEST_SUITE_P(, MortalLink,
                          testing::Values(Kind{"tcp_one_stream", socketpair_ends<1>, 1, false},
-                                         Kind{"tcp_three_streams", socketpair_ends<3>, 3, false},
+                                         Kind{"tcp_two_streams", socketpair_ends<2>, 2, false},
+                                         Kind{"tcp_four_streams", socketpair_ends<4>, 4, false},
                                          Kind{"tcp_loopback", loopback_ends, 2, false},
                                          Kind{"ucx_tcp", [] { return ucx_ends("tcp", UcxLink::kMostMemory); }, 1, true}),
                          [](const auto &tested) { return std::string(tested.param.name); });
@@ -653,7 +656,7 @@ INSTANTIATE_TEST_SUITE_P(, MortalLink,
 class Sockets : public EveryLink {};
 INSTANTIATE_TEST_SUITE_P(, Sockets,
                          testing::Values(Kind{"one_stream", socketpair_ends<1>, 1, false},
-                                         Kind{"three_streams", socketpair_ends<3>, 3, false},
+                                         Kind{"four_streams", socketpair_ends<4>, 4, false},
                                          Kind{"loopback", loopback_ends, 2, false}),
                          [](const auto &tested) { return std::string(tested.param.name); });
 
@@ -878,20 +881,241 @@ TEST(TcpLink, WhoSleepsInsideAPayloadHearsThatThePeerHasGone) {
   EXPECT_TRUE(wire.readable(kSurely));
 }
 
-TEST(TcpLink, OneStreamThatEndsAloneEndsTheLink) {
-  std::vector<UniqueFd> sockets, peers;
-  for (int i = 0; i < 2; ++i) {
-    int fds[2];
-    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
-    sockets.emplace_back(fds[0]);
-    peers.emplace_back(fds[1]);
+// ---- streams that are lost --------------------------------------------------------------------------------------------------
+
+// Ends of several streams, whose sockets a test may cut.
+template <int Streams>
+struct Cables {
+  Cables() {
+    std::vector<UniqueFd> sides[2];
+    for (int i = 0; i < Streams; ++i) {
+      auto pair = connected();
+      for (int side : {0, 1}) {
+        fds[side][i] = pair[side].get();
+        sides[side].push_back(std::move(pair[side]));
+      }
+    }
+    ends = tcp_ends(std::move(sides[0]), std::move(sides[1]));
   }
-  TcpLink link(std::move(sockets));
-  peers.erase(peers.begin());
-  Inbox inbox;
-  const Deadline deadline(isthmus_test::soon());
-  while (inbox.ends.empty() && !deadline.passed()) drive(link, inbox);
-  EXPECT_EQ(inbox.ends.size(), 1u);
+  static std::array<UniqueFd, 2> connected() {
+    int pair[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0) fail_system("socketpair", errno);
+    return {UniqueFd(pair[0]), UniqueFd(pair[1])};
+  }
+  // What is under way is still read, as behind a FIN.
+  void cut(int stream) { ASSERT_EQ(::shutdown(fds[0][stream], SHUT_RDWR), 0); }
+  void connect_again(size_t stream, uint32_t generation) {
+    auto pair = connected();
+    for (int side : {0, 1}) {
+      fds[side][stream] = pair[side].get();
+      link(side).news().offer({static_cast<uint32_t>(stream), generation, std::move(pair[side])});
+    }
+  }
+  TcpLink &link(int side) { return dynamic_cast<TcpLink &>(*ends->links[side]); }
+  bool drive_both() {
+    const bool moved = drive(*ends->links[0], back);
+    return drive(*ends->links[1], inbox) || moved;
+  }
+  bool eventually(const std::function<bool()> &what) {
+    const Deadline deadline(isthmus_test::soon());
+    while (!what()) {
+      if (deadline.passed()) return what();
+      if (!drive_both()) std::this_thread::yield();
+    }
+    return true;
+  }
+  std::array<int, Streams> fds[2];
+  Made ends;
+  Inbox back, inbox;
+};
+
+bool over(const Letters &letters) {
+  return std::all_of(letters.begin(), letters.end(), [](const Letter &l) { return l.over(); });
+}
+
+Letters mixed(uint64_t first, uint64_t count) {
+  Letters letters;
+  for (uint64_t i = first; i < first + count; ++i)
+    letters.emplace_back(i % 3 == 0 ? FrameKind::PlanData : FrameKind::Message, i,
+                         i % 3 == 0 ? (1 << 20) + i : i * 97 % 20'000);
+  return letters;
+}
+
+void expect_small_ones_in_order(const Inbox &inbox) {
+  std::vector<uint64_t> small;
+  for (const uint64_t id : inbox.order)
+    if (id % 3 != 0) small.push_back(id);
+  EXPECT_TRUE(std::is_sorted(small.begin(), small.end()));
+}
+
+TEST(TcpLink, WhicheverStreamsAreLostAllComesOnceByTheOthersAndInOrder) {
+  for (int first = 0; first < 4; ++first)
+    for (const size_t after : {0, 3, 20}) {  // frames that had come
+      SCOPED_TRACE("stream " + std::to_string(first) + " after " + std::to_string(after) + " frames");
+      Cables<4> c;
+      Letters letters = mixed(0, 40), answers = mixed(0, 40);
+      for (size_t i = 0; i < letters.size(); ++i) {
+        c.ends->here().post(letters[i]);
+        c.ends->there().post(answers[i]);
+      }
+      ASSERT_TRUE(c.eventually([&] { return c.inbox.order.size() >= after; }));
+      c.cut(first);
+      ASSERT_TRUE(c.eventually([&] { return c.inbox.order.size() >= after + 3; }));
+      c.cut((first + 1) % 4);
+      c.cut((first + 2) % 4);
+      ASSERT_TRUE(
+          c.eventually([&] { return c.inbox.has(letters) && c.back.has(answers) && over(letters) && over(answers); }));
+      for (const Letter &l : letters) expect_whole(c.inbox, l);
+      for (const Letter &l : answers) expect_whole(c.back, l);
+      expect_small_ones_in_order(c.inbox);
+      expect_small_ones_in_order(c.back);
+      EXPECT_TRUE(c.inbox.ends.empty() && c.back.ends.empty());
+      EXPECT_TRUE(c.ends->here().idle() && c.ends->there().idle());
+      for (int side : {0, 1}) {
+        const auto report = c.link(side).news().report();
+        for (int s = 0; s < 4; ++s) EXPECT_EQ(report[static_cast<size_t>(s)].connected, s == (first + 3) % 4);
+      }
+    }
+}
+
+TEST(TcpLink, AFrameThatTheSinkHadAcceptedIsNotOfferedAgain) {
+  Cables<2> c;
+  std::map<uint64_t, int> offers;
+  c.inbox.decide = [&](const FrameHeader &h, int64_t) {
+    ++offers[h.id];
+    return h.id == 2 ? Accept::Drop : Accept::Take;
+  };
+  Letters letters;
+  letters.emplace_back(FrameKind::Message, 1, 900'000);  // more than a socket holds
+  letters.emplace_back(FrameKind::Message, 2, 900'000);
+  letters.emplace_back(FrameKind::Message, 3, 10);
+  for (Letter &l : letters) c.ends->here().post(l);
+  ASSERT_TRUE(c.eventually([&] { return offers[1] == 1; }));
+  ASSERT_FALSE(c.inbox.parcels.at(1).complete());
+  c.cut(0);
+  ASSERT_TRUE(c.eventually([&] { return offers[2] == 1; }));
+  c.connect_again(0, 1);
+  ASSERT_TRUE(
+      c.eventually([&] { return c.link(0).news().report()[0].connected && c.link(1).news().report()[0].connected; }));
+  c.cut(1);
+  ASSERT_TRUE(c.eventually([&] { return c.inbox.parcels.count(3) == 1 && over(letters); }));
+  EXPECT_EQ(offers, (std::map<uint64_t, int>{{1, 1}, {2, 1}, {3, 1}}));
+  expect_whole(c.inbox, letters[0]);
+  EXPECT_TRUE(c.inbox.ends.empty() && c.back.ends.empty());
+}
+
+TEST(TcpLink, WhatIsCancelledGoesByNoOtherStream) {
+  Cables<2> c;
+  c.inbox.decide = [&](const FrameHeader &h, int64_t) { return h.id == 1 && h.offset > 0 ? Accept::Defer : Accept::Take; };
+  Letters gone, later;
+  gone.emplace_back(FrameKind::PlanData, 1, 4 << 20);
+  c.ends->here().post(gone[0]);
+  while (c.drive_both()) {}
+  ASSERT_FALSE(over(gone));
+  const std::vector<std::byte> sent = gone[0].bytes;
+  cancel(c.ends->here(), 99, kMember, kSource);
+  EXPECT_TRUE(over(gone));
+  std::fill(gone[0].bytes.begin(), gone[0].bytes.end(), kForeign);
+  c.cut(0);
+  cancel(c.ends->there(), kMember, 99, 0);  // the receiver has heard of it as well
+  c.inbox.decide = [&](const FrameHeader &h, int64_t) { return h.id == 1 ? Accept::Drop : Accept::Take; };
+  for (uint64_t i = 2; i < 30; ++i)
+    later.emplace_back(i % 3 ? FrameKind::Message : FrameKind::PlanData, i, i % 3 ? 300 : 150'000);
+  for (Letter &l : later) c.ends->here().post(l);
+  ASSERT_TRUE(c.eventually([&] { return c.inbox.has(later) && over(later); }));
+  for (const Letter &l : later) expect_whole(c.inbox, l);
+  EXPECT_EQ(gone[0].ends, 1);
+  EXPECT_TRUE(c.ends->here().idle());
+}
+
+TEST(TcpLink, AStreamThatIsConnectedAgainCarriesItsPartAgain) {
+  Cables<2> c;
+  for (uint32_t generation = 1; generation <= 5; ++generation) {
+    Letters letters = mixed(1000 * generation, 20);
+    for (Letter &l : letters) c.ends->here().post(l);
+    const int stream = static_cast<int>(generation % 2);
+    c.cut(stream);
+    ASSERT_TRUE(c.eventually([&] { return c.inbox.has(letters) && over(letters); }));
+    EXPECT_FALSE(c.link(0).news().report()[static_cast<size_t>(stream)].connected);
+    c.connect_again(static_cast<size_t>(stream), generation);
+    ASSERT_TRUE(c.eventually([&] { return c.link(0).news().report()[static_cast<size_t>(stream)].connected; }));
+    for (const Letter &l : letters) expect_whole(c.inbox, l);
+  }
+  // Both are needed now: one takes nothing more once its socket is full.
+  c.inbox.decide = [](const FrameHeader &, int64_t) { return Accept::Defer; };
+  Letters letters;
+  letters.emplace_back(FrameKind::PlanData, 1, 4 << 20);
+  c.ends->here().post(letters[0]);
+  while (c.drive_both()) {}
+  std::vector<pollfd> fds;
+  c.ends->here().descriptors(fds);
+  EXPECT_EQ(std::count_if(fds.begin(), fds.end(), [](const pollfd &f) { return f.events & POLLOUT; }), 2);
+  const auto report = c.link(1).news().report();
+  EXPECT_EQ(report[0].lost + report[1].lost, 5u);
+  EXPECT_EQ(report[0].back + report[1].back, 5u);
+}
+
+TEST(TcpLink, AConnectionThatOnlyOneEndGotIsNoHarm) {
+  Cables<2> c;
+  c.cut(1);
+  ASSERT_TRUE(
+      c.eventually([&] { return !c.link(0).news().report()[1].connected && !c.link(1).news().report()[1].connected; }));
+  for (uint32_t generation = 1; generation <= 3; ++generation) {
+    auto pair = Cables<2>::connected();
+    c.link(0).news().offer({1, generation, std::move(pair[0])});  // the other end of it is closed
+    pair[1] = {};
+    ASSERT_TRUE(c.eventually([&] { return c.link(0).news().report()[1].lost == generation + 1; }));
+  }
+  c.connect_again(1, 4);
+  Letters letters = mixed(0, 20);
+  for (Letter &l : letters) c.ends->here().post(l);
+  ASSERT_TRUE(c.eventually([&] { return c.inbox.has(letters) && over(letters); }));
+  c.cut(0);
+  Letters more = mixed(100, 20);
+  for (Letter &l : more) c.ends->here().post(l);
+  ASSERT_TRUE(c.eventually([&] { return c.inbox.has(more) && over(more); }));
+  for (const Letters *all : {&letters, &more})
+    for (const Letter &l : *all) expect_whole(c.inbox, l);
+  EXPECT_TRUE(c.inbox.ends.empty() && c.back.ends.empty());
+}
+
+TEST(TcpLink, WhenTheLastStreamIsLostTheLinkIsBroken) {
+  Cables<2> c;
+  Letters letters = mixed(0, 20);
+  for (Letter &l : letters) c.ends->here().post(l);
+  c.cut(0);
+  ASSERT_TRUE(c.eventually([&] { return c.inbox.has(letters) && over(letters); }));
+  c.cut(1);
+  ASSERT_TRUE(c.eventually([&] { return !c.inbox.ends.empty() && !c.back.ends.empty(); }));
+  EXPECT_EQ(c.inbox.ends, std::vector<std::string>{"the peer closed the connection"});
+  EXPECT_TRUE(c.link(0).broken() && c.link(1).broken());
+}
+
+TEST(TcpLink, APeerThatCountsWronglyIsRefused) {
+  const auto note = [](uint8_t kind, uint16_t slot, uint64_t id, uint64_t offset) {
+    FrameHeader h;
+    h.kind = static_cast<FrameKind>(kind);
+    h.slot = slot;
+    h.id = id;
+    h.offset = offset;
+    h.epoch = 1;
+    return h;
+  };
+  for (const FrameHeader &h : {note(kNoteGot, 0, 1, 0), note(kNoteLost, 2, 0, 0), note(kNoteLost, 0, 0, 0),
+                               note(kNoteLost, 1, 0, 1), note(kNoteLost, 1, ~uint64_t{0}, 0)}) {
+    std::vector<UniqueFd> mine, theirs;
+    for (int i = 0; i < 2; ++i) {
+      auto pair = Cables<2>::connected();
+      mine.push_back(std::move(pair[0]));
+      theirs.push_back(std::move(pair[1]));
+    }
+    TcpLink link(std::move(mine));
+    ASSERT_EQ(::send(theirs[0].get(), &h, sizeof h, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof h));
+    Inbox inbox;
+    drive(link, inbox);
+    ASSERT_EQ(inbox.ends.size(), 1u);
+    EXPECT_NE(inbox.ends[0].find("protocol error"), std::string::npos) << inbox.ends[0];
+  }
 }
 
 TEST(TcpLink, BytesThatAreNoFrameEndItWithTheReason) {

@@ -112,8 +112,9 @@ class RoomTest : public testing::Test {
   }
   link::Arena arena{8 << 20};
   RankTable ranks;
-  Links links{arena, ranks, Stores::Auto, 1000};
-  ControlRoom control{arena.doorbell(), ranks, links, 1'000'000};
+  DataStreams streams{arena.doorbell()};
+  Links links{arena, ranks, streams, Stores::Auto, 1000};
+  ControlRoom control{arena.doorbell(), ranks, links, streams, 1'000'000};
 };
 
 // A look that comes too late is late by a nap.

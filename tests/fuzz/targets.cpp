@@ -18,6 +18,7 @@
 #include "comm/blob.hpp"
 #include "link/arena.hpp"
 #include "link/memory.hpp"
+#include "link/stream_book.hpp"
 #include "link/tcp.hpp"
 #include "net/address.hpp"
 #include "net/frame.hpp"
@@ -133,10 +134,11 @@ void greeting(const uint8_t *data, size_t size) {
   if (const auto m = bootstrap::parse_intro(in)) must(bootstrap::encode(*m).size() == size);
   if (const auto m = bootstrap::parse_attach(in)) must(bootstrap::encode(*m).size() == size);
   if (const auto m = bootstrap::parse_ready(in)) must(bootstrap::encode(*m).size() == size);
+  if (const auto m = bootstrap::parse_stream_intro(in)) must(bootstrap::encode(*m).size() == size);
 }
 
 std::vector<Bytes> greeting_seeds() {
-  return {seed(bootstrap::encode(bootstrap::Intro{4096, an_endpoint()})),
+  return {seed(bootstrap::encode(bootstrap::Intro{4096, {1, 2}, an_endpoint()})),
           seed(bootstrap::encode(bootstrap::Attach{4096, {3}, "why"})), seed(bootstrap::encode(bootstrap::Ready{{4}, ""}))};
 }
 
@@ -390,6 +392,63 @@ void data_stream(const uint8_t *data, size_t size) {
   must(reader.ended() && !link.progress(reader));
 }
 
+// Notes of a peer about the streams of a link: whatever it says, no more is confirmed than was given, and each piece once.
+void notes(const uint8_t *data, size_t size) {
+  constexpr size_t kStreams = 3;
+  link::StreamBook book(kStreams);
+  std::array<link::Outgoing, 12> outs;
+  for (size_t i = 0; i < outs.size(); ++i) {
+    outs[i].header.total = 1 << 20;
+    link::OwedPiece piece;
+    piece.header = outs[i].header;
+    piece.header.id = i;
+    piece.out = &outs[i];
+    book.give(i % kStreams, piece, 0);
+  }
+  std::array<bool, outs.size()> done{};
+  for (uint32_t generation = 1; size >= sizeof(link::FrameHeader) + 1; ++generation) {
+    const size_t by = data[0] % kStreams;
+    link::FrameHeader note;
+    std::memcpy(&note, data + 1, sizeof note);
+    data += sizeof note + 1;
+    size -= sizeof note + 1;
+    if (!link::is_note(note) || !book.connected(by)) continue;
+    const auto heard = book.heard(by, note, generation, [&](const link::OwedPiece &p) {
+      must(p.header.id < done.size() && !std::exchange(done[p.header.id], true));
+    });
+    if (heard == link::StreamBook::Heard::Fault) return;
+    if (heard == link::StreamBook::Heard::Ended) must(note.slot < kStreams && !book.connected(note.slot));
+    for (size_t s = 0; s < kStreams; ++s) {
+      link::FrameHeader answer;
+      for (int most = 0; book.next_note(s, answer); ++most) must(most < 8 && link::is_note(answer));
+      while (book.has_room(s) && book.again(s, generation)) {}
+      if (size > 0 && data[0] % 2 == 0 && !book.connected(s)) book.come(s, book.generation(s) + generation);
+    }
+  }
+}
+
+std::vector<Bytes> note_seeds() {
+  const auto append = [](Bytes &b, uint8_t by, uint8_t kind, uint16_t slot, uint64_t id, uint64_t offset, uint32_t upto) {
+    link::FrameHeader h;
+    h.kind = static_cast<link::FrameKind>(kind);
+    h.slot = slot;
+    h.id = id;
+    h.offset = offset;
+    h.epoch = upto;
+    b.push_back(by);
+    const auto *p = reinterpret_cast<const uint8_t *>(&h);
+    b.insert(b.end(), p, p + sizeof h);
+  };
+  std::vector<Bytes> out(2);
+  append(out[0], 0, link::kNoteGot, 0, 2, 0, 0);
+  append(out[0], 1, link::kNoteLost, 0, 0, 3, 1);
+  append(out[0], 2, link::kNoteLost, 1, 0, 0, 1);
+  append(out[1], 0, link::kNoteLost, 2, 0, 1, 1);
+  append(out[1], 0, link::kNoteLost, 2, 5, 0, 6);
+  append(out[1], 1, link::kNoteGot, 0, 4, 0, 0);
+  return out;
+}
+
 std::vector<Bytes> data_stream_seeds() {
   const auto append = [](Bytes &b, link::FrameHeader h, uint64_t total) {
     h.total = total;
@@ -478,6 +537,7 @@ const std::vector<Target> &targets() {
                                        {"blob", blob, blob_seeds},
                                        {"profile", profile, profile_seeds, 15'000},
                                        {"data_stream", data_stream, data_stream_seeds},
+                                       {"notes", notes, note_seeds},
                                        {"control", control, control_seeds}};
   return all;
 }

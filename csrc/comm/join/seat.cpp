@@ -230,6 +230,7 @@ void note_made(const Making &m, const std::string &library) {
   const topology::RankInfo &mine = m.offer.blob.info;
   const Device &device = m.offer.device;
   const size_t islands = m.map.topology.islands.size();
+  const int64_t streams = m.invitation.settings.integer(Setting::TcpStreams);
   const bool flat = m.map.memory.flat, ucx = m.agreement.carrier() == process::Carrier::Ucx;
   ISTHMUS_INFO("communicator '{}': rank {} of {} on {}{}, {} island{}{}{}, {}{}; tcp streams {}", m.invitation.name,
                m.invitation.rank, m.invitation.world, mine.hostname,
@@ -239,7 +240,9 @@ void note_made(const Making &m, const std::string &library) {
                : ucx ? "shared memory inside, ucx between them"
                      : "shared memory inside, tcp between them",
                m.map.topology.measured ? ", bridges weighed by profiles" : "",
-               flat || ucx ? 0 : m.invitation.settings.integer(Setting::TcpStreams));
+               flat || ucx    ? "0"
+               : streams == 0 ? "one for each address that both have"
+                              : std::to_string(streams));
 }
 
 }  // namespace

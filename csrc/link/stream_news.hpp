@@ -1,0 +1,75 @@
+// What other threads are told of the streams of a TCP link, and the new connections that they offer it. Any thread may call.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/handles.hpp"
+#include "base/lock.hpp"
+
+namespace isthmus::link {
+
+struct StreamReport {
+  bool connected = true;
+  uint32_t lost = 0, back = 0;  // how often
+  uint32_t generation = 0;      // of the last connection that was tried
+  std::string why;              // it was lost the last time
+};
+
+struct StreamOffer {  // a new connection of a stream
+  uint32_t stream, generation;
+  UniqueFd socket;
+};
+
+class StreamNews {
+ public:
+  explicit StreamNews(size_t streams) : reports_(streams) {}
+
+  std::vector<StreamReport> report() const {
+    const Lock lock(mutex_);
+    return reports_;
+  }
+  void lost(size_t stream, const std::string &why) {
+    const Lock lock(mutex_);
+    StreamReport &r = reports_[stream];
+    r.connected = false;
+    ++r.lost;
+    r.why = why;
+  }
+  void back(size_t stream) {
+    const Lock lock(mutex_);
+    reports_[stream].connected = true;
+    ++reports_[stream].back;
+  }
+  // The number of the stream's next connection, for the side that dials.
+  uint32_t next_generation(size_t stream) {
+    const Lock lock(mutex_);
+    return ++reports_[stream].generation;
+  }
+  // A thread with the link's turn takes it up. Whoever sleeps on the link is to be woken.
+  void offer(StreamOffer offer) {
+    const Lock lock(mutex_);
+    StreamReport &r = reports_[offer.stream];
+    r.generation = std::max(r.generation, offer.generation);
+    offers_.push_back(std::move(offer));
+    offered_.store(true, std::memory_order_release);
+  }
+  bool offered() const noexcept { return offered_.load(std::memory_order_acquire); }
+  std::vector<StreamOffer> take_offers() {
+    const Lock lock(mutex_);
+    offered_.store(false, std::memory_order_relaxed);
+    return std::exchange(offers_, {});
+  }
+
+ private:
+  mutable Mutex mutex_;  // held over no system call, and only where a stream is lost, comes again or is asked about
+  std::vector<StreamReport> reports_ ISTHMUS_GUARDED_BY(mutex_);
+  std::vector<StreamOffer> offers_ ISTHMUS_GUARDED_BY(mutex_);
+  std::atomic<bool> offered_{false};
+};
+
+}  // namespace isthmus::link

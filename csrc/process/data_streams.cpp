@@ -1,0 +1,138 @@
+#include "process/data_streams.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/own_thread.hpp"
+#include "bootstrap/host.hpp"
+
+namespace isthmus::process {
+namespace {
+
+constexpr std::chrono::milliseconds kPause{100};  // between attempts
+
+}  // namespace
+
+void DataStreams::add(bootstrap::Peer &peer, link::TcpLink &link) {
+  const Lock lock(mutex_);
+  links_.push_back(std::make_unique<WatchedLink>(WatchedLink{&peer, &link}));
+  links_.back()->told = link.news().report();
+}
+
+void DataStreams::use_key(const bootstrap::Peer &peer, const bootstrap::Bytes16 &key) {
+  const Lock lock(mutex_);
+  for (auto &w : links_)
+    if (w->peer == &peer) w->key = key;
+}
+
+bool DataStreams::look(WatchedLink &w) {
+  if (w.told.size() < 2 || w.link->broken() || w.peer->lost.load(std::memory_order_acquire)) return false;
+  const auto now = w.link->news().report();
+  const auto say = [&](size_t s, const std::string &what) {
+    ISTHMUS_WARN("data stream {} of {} to {} {}", s + 1, now.size(), bootstrap::process_text(w.peer->endpoint), what);
+  };
+  for (size_t s = 0; s < now.size(); ++s) {
+    if (now[s].lost != w.told[s].lost)
+      say(s, formatted("was lost ({}); the others carry its part, and it is tried again", now[s].why));
+    if (now[s].back != w.told[s].back) say(s, "is back");
+  }
+  w.told = now;
+  const bool all = std::all_of(now.begin(), now.end(), [](const link::StreamReport &r) { return r.connected; });
+  if (all || !mesh_->dials(*w.peer)) return false;
+  w.wanted = true;
+  return true;
+}
+
+void DataStreams::look() noexcept {
+  try {
+    const Lock lock(mutex_);
+    bool wanted = false;
+    for (auto &w : links_) wanted |= look(*w);
+    if (!wanted || stop_) return;
+    if (!thread_.joinable()) thread_ = begin_own_thread([this] { loop(); });
+  } catch (const std::exception &e) {
+    ISTHMUS_WARN("a lost data stream is not connected again: {}", e.what());
+    return;
+  }
+  changed_.notify_all();
+}
+
+void DataStreams::came(bootstrap::Peer &peer, uint32_t stream, uint32_t generation, UniqueFd socket) {
+  {
+    const Lock lock(mutex_);
+    const auto at = std::find_if(links_.begin(), links_.end(), [&](const auto &w) { return w->peer == &peer; });
+    if (at == links_.end() || stream >= (*at)->link->streams()) return;
+    (*at)->link->news().offer({stream, generation, std::move(socket)});
+  }
+  bell_.ring();
+}
+
+void DataStreams::end() noexcept {
+  std::thread thread;
+  {
+    const Lock lock(mutex_);
+    stop_ = true;
+    thread.swap(thread_);
+  }
+  changed_.notify_all();
+  if (thread.joinable()) thread.join();
+}
+
+int DataStreams::threads() const noexcept {
+  const Lock lock(mutex_);
+  return thread_.joinable() ? 1 : 0;
+}
+
+std::vector<DataStreams::OfPeer> DataStreams::report() const {
+  const Lock lock(mutex_);
+  std::vector<OfPeer> out;
+  for (const auto &w : links_) out.push_back({w->peer, w->link->news().report()});
+  return out;
+}
+
+bool DataStreams::dial(const WatchedLink &w) {
+  if (w.link->broken() || w.peer->lost.load(std::memory_order_acquire)) return false;
+  bool all = true;
+  link::StreamNews &news = w.link->news();
+  const auto streams = news.report();
+  for (uint32_t s = 0; s < streams.size(); ++s) {
+    if (streams[s].connected) continue;
+    all = false;
+    try {
+      const uint32_t generation = news.next_generation(s);
+      news.offer({s, generation, mesh_->connect_again(*w.peer, w.key, s, generation, Deadline(kAttemptSeconds))});
+      bell_.ring();
+    } catch (const Error &e) { ISTHMUS_DEBUG("data stream {} to {}: {}", s + 1, w.peer->endpoint.hostname, e.text()); }
+  }
+  return !all;
+}
+
+void DataStreams::loop() noexcept {
+  ::pthread_setname_np(::pthread_self(), "isthmus-redial");
+  Lock lock(mutex_);
+  while (!stop_) {
+    bool wanted = false;
+    for (size_t i = 0; i < links_.size() && !stop_; ++i) {
+      if (!links_[i]->wanted) continue;
+      const WatchedLink w = *links_[i];
+      bool more = false;
+      {
+        const Unlocked outside(mutex_);
+        try {
+          more = dial(w);
+        } catch (const std::exception &e) { ISTHMUS_WARN("a lost data stream is not connected again: {}", e.what()); }
+      }
+      links_[i]->wanted = more;  // else the next look() says so again
+      wanted |= more;
+    }
+    if (stop_) return;
+    if (wanted) changed_.wait_for(lock, kPause, [&]() ISTHMUS_REQUIRES(mutex_) { return stop_; });
+    else changed_.wait(lock);
+  }
+}
+
+}  // namespace isthmus::process

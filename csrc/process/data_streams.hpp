@@ -1,0 +1,67 @@
+// The data streams of the TCP links: which were lost and which are back, as the log says it, and the thread that connects lost ones again.
+//
+//   a link loses a stream                the control thread, at its next tick
+//                                          look(): says so in the log
+//                                          on the side that dials: wakes the thread
+//   the thread: connects it, offer()     came(): the other side, told by the mesh: offer()
+//   whoever drives the links takes up the offer
+//
+// The thread begins with the first stream that is lost, and then lives as long as the links. It sleeps while all streams are well.
+//
+// Thread rules. Any thread may call; end() is the last call.
+#pragma once
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/doorbell.hpp"
+#include "base/lock.hpp"
+#include "bootstrap/mesh.hpp"
+#include "link/tcp.hpp"
+
+namespace isthmus::process {
+
+class DataStreams {
+ public:
+  explicit DataStreams(Doorbell &bell) noexcept : bell_(bell) {}  // wakes whoever sleeps on links
+  ~DataStreams() { end(); }
+
+  void begin(bootstrap::Mesh &mesh) noexcept { mesh_ = &mesh; }
+  void add(bootstrap::Peer &peer, link::TcpLink &link);  // the link outlives end()
+  void use_key(const bootstrap::Peer &peer,
+               const bootstrap::Bytes16 &key);  // of the job, for streams that are connected again
+  void look() noexcept;
+  void came(bootstrap::Peer &peer, uint32_t stream, uint32_t generation, UniqueFd socket);
+  void end() noexcept;  // waits for an attempt that is under way, at most kAttemptSeconds
+  int threads() const noexcept;
+
+  struct OfPeer {
+    const bootstrap::Peer *peer;
+    std::vector<link::StreamReport> streams;
+  };
+  std::vector<OfPeer> report() const;
+
+ private:
+  static constexpr double kAttemptSeconds = 1;
+  struct WatchedLink {
+    bootstrap::Peer *peer;
+    link::TcpLink *link;
+    bootstrap::Bytes16 key{};
+    std::vector<link::StreamReport> told{};  // as the log has it
+    bool wanted = false;                     // some streams are to be connected again
+  };
+  bool look(WatchedLink &w) ISTHMUS_REQUIRES(mutex_);  // true: the thread has something to do
+  void loop() noexcept;
+  bool dial(const WatchedLink &w);  // false: the link has all its streams, or needs none any more
+
+  Doorbell &bell_;
+  bootstrap::Mesh *mesh_ = nullptr;
+  mutable Mutex mutex_;
+  Condition changed_;
+  std::vector<std::unique_ptr<WatchedLink>> links_ ISTHMUS_GUARDED_BY(mutex_);  // append only
+  bool stop_ ISTHMUS_GUARDED_BY(mutex_) = false;
+  std::thread thread_ ISTHMUS_GUARDED_BY(mutex_);
+};
+
+}  // namespace isthmus::process

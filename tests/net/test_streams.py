@@ -1,0 +1,115 @@
+"""Ranks on two hosts with two cables between them: a data stream over each, of which one is lost within operations."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hosts import Hosts, Process, end, line, two_hosts
+from patience import SOON, patient
+
+RANK = Path(__file__).with_name("streams_rank.py")
+SETTINGS = [{"ISTHMUS_INTERFACE": f"cable{n},second{n}", "ISTHMUS_TIMEOUT": str(2 * SOON)} for n in (0, 1)]
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    with two_hosts() as made:
+        made.add_second_cable()
+        yield made
+
+
+def start(hosts: Hosts, folder: Path, **settings: str) -> list[Process]:
+    return hosts.start_on((0, 1), [{**own, **settings} for own in SETTINGS], str(folder), program=RANK)
+
+
+def until(ranks: list[Process], what: Any, most: int = 400) -> list[Any]:
+    """What the ranks said last, once `what` holds for what each said in one operation. All operations are right."""
+    for _ in range(most):
+        said = [line(rank) for rank in ranks]
+        assert all(one["right"] for one in said), said
+        if all(what(one) for one in said):
+            return said
+    raise AssertionError(said)
+
+
+def up(said: Any) -> list[bool]:
+    return [stream["connected"] for stream in said["streams"]]
+
+
+def finish(ranks: list[Process], folder: Path) -> list[str]:
+    """Ends the ranks well; what they have logged."""
+    (folder / "over").touch()
+    logs = []
+    for rank in ranks:
+        rest, log = rank.communicate(timeout=2 * SOON)
+        assert rank.returncode == 0 and rest.splitlines()[-1] == '"well"', log
+        logs.append(log)
+    return logs
+
+
+def expect_log(logs: list[str]) -> None:
+    for log in logs:
+        assert "data stream 2 of 2 to process" in log and "was lost (" in log and "is back" in log, log
+        assert "data stream 1 of 2" not in log, log
+
+
+def test_a_cable_that_is_pulled_out_loses_one_stream_and_plugged_in_brings_it_back(hosts: Hosts, tmp_path: Path) -> None:
+    ranks = start(hosts, tmp_path)
+    try:
+        until(ranks, lambda said: up(said) == [True, True])
+        hosts.set_second_cable("down")
+        lost = until(ranks, lambda said: up(said) == [True, False])
+        assert any("acknowledged nothing" in said["streams"][1]["why"] for said in lost), lost
+        until(ranks, lambda said: True)  # one more by the one stream
+        hosts.set_second_cable("up")
+        back = until(ranks, lambda said: up(said) == [True, True])
+        assert all(said["streams"][1]["lost"] >= 1 and said["streams"][1]["back"] >= 1 for said in back), back
+        until(ranks, lambda said: True)
+        expect_log(finish(ranks, tmp_path))
+    finally:
+        end(ranks)
+
+
+def test_a_connection_that_is_reset_in_the_middle_of_an_operation_is_made_again(hosts: Hosts, tmp_path: Path) -> None:
+    ranks = start(hosts, tmp_path)
+    try:
+        until(ranks, lambda said: up(said) == [True, True])
+        (tmp_path / "reset").touch()
+        said = until(ranks, lambda said: said["streams"][1]["lost"] == 1)
+        assert said[0]["reset"] or said[0]["number"] > 1, said
+        until(ranks, lambda said: up(said) == [True, True] and said["streams"][1]["back"] == 1)
+        expect_log(finish(ranks, tmp_path))
+    finally:
+        end(ranks)
+
+
+def test_without_any_cable_the_peer_is_lost(hosts: Hosts, tmp_path: Path) -> None:
+    ranks = start(hosts, tmp_path, ISTHMUS_HEARTBEAT_MS=str(round(patient(10))))
+    try:
+        until(ranks, lambda said: up(said) == [True, True])
+        hosts.set_second_cable("down")
+        hosts.cut()
+        for rank in ranks:
+            _, log = rank.communicate(timeout=4 * SOON)
+            assert rank.returncode == 1 and "PeerLostError" in log and "is unreachable" in log, log
+    finally:
+        end(ranks)
+
+
+def test_a_process_that_is_killed_is_lost_at_once_whatever_streams_it_had(hosts: Hosts, tmp_path: Path) -> None:
+    ranks = start(hosts, tmp_path, ISTHMUS_TCP_STREAMS="4")
+    try:
+        until(ranks, lambda said: up(said) == [True] * 4)
+        os.kill(ranks[1].pid, signal.SIGKILL)  # `ip netns exec` becomes the program
+        _, log = ranks[0].communicate(timeout=2 * SOON)
+        assert ranks[0].returncode == 1 and "PeerLostError" in log and "closed its control connection" in log, log
+        assert "data stream" not in log, log
+    finally:
+        end(ranks)
+
