@@ -21,8 +21,9 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kLeaveInside = 10s;  // how long shutdown() waits for threads that an abort has released
-constexpr double kExitSeconds = 2;  // how long pending operations may hold up the end of the process
+constexpr auto kLeaveInside = 10s;                   // how long shutdown() waits for threads that an abort has released
+constexpr int kShrinkDefault = 0, kShrinkAbort = 1;  // torch.distributed.SHRINK_DEFAULT and SHRINK_ABORT
+constexpr double kExitSeconds = 2;                   // how long pending operations may hold up the end of the process
 
 using OpenGroups = Guarded<std::unordered_set<Backend *>>;  // the groups that are not shut down
 // Never destroyed: a group may outlive static destruction.
@@ -98,6 +99,12 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int siz
   if (exchange.error()) std::rethrow_exception(exchange.error());  // says more than init's "the exchange failed"
   check(result);
   exchange.clean_up();
+  open_groups().lock()->insert(this);
+}
+
+Backend::Backend(int rank, int size, c10::intrusive_ptr<GroupOptions> options, std::string name, isthmus_comm_t comm)
+    : c10d::Backend(rank, size), options_(std::move(options)), name_(std::move(name)), comm_(comm) {
+  init();
   open_groups().lock()->insert(this);
 }
 
@@ -322,6 +329,50 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::
   return c10::make_intrusive<Backend>(store, rank, size, options, name);
 }
 
+c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t> &ranks_to_exclude, int flags,
+                                                  const c10::intrusive_ptr<c10d::Backend::Options> &opts) {
+  const OpenCall entry(*this);
+  if (flags != kShrinkDefault && flags != kShrinkAbort)
+    bad_argument(c10::str("shrink of group ", name_, ": flags ", flags, " are neither SHRINK_DEFAULT nor SHRINK_ABORT"));
+  std::vector<int> excluded;
+  for (const int64_t r : ranks_to_exclude) {
+    if (r < 0 || r >= size_)
+      bad_argument(c10::str("shrink: rank ", r, ": not a rank of group ", name_, ", which has ", size_));
+    excluded.push_back(static_cast<int>(r));
+  }
+  auto options = c10::make_intrusive<GroupOptions>(*options_);
+  if (const auto *given = dynamic_cast<const GroupOptions *>(opts.get())) {
+    const auto other = [](const std::string &wanted, const std::string &has) { return !wanted.empty() && wanted != has; };
+    if (other(given->island, options_->island) || other(given->bridge, options_->bridge) ||
+        other(given->settings, options_->settings))
+      bad_argument(c10::str("shrink of group ", name_,
+                            ": the ranks keep their island, bridge and settings; of pg_options only the "
+                            "timeout counts"));
+  }
+  if (opts && opts->timeout != kBackendDefaultTimeout) options->timeout = opts->timeout;
+  if (options->timeout <= kNoTimeout) bad_argument("the timeout of a group must be positive");
+  options->global_ranks_in_group.clear();
+  int rank = 0, size = 0;
+  for (int r = 0; r < size_; ++r) {
+    if (std::find(excluded.begin(), excluded.end(), r) != excluded.end()) continue;
+    if (r < rank_) ++rank;
+    ++size;
+    const auto &global = options_->global_ranks_in_group;
+    options->global_ranks_in_group.push_back(global.empty() ? static_cast<uint64_t>(r)
+                                                            : global.at(static_cast<std::size_t>(r)));
+  }
+  const std::string name = name_ + "/shrink";
+  isthmus_comm_t left = nullptr;
+  {
+    const interpreter::WithoutGil without_gil;
+    check(isthmus_comm_shrink(comm_, excluded.data(), static_cast<int>(excluded.size()),
+                              flags == kShrinkAbort ? ISTHMUS_SHRINK_ABORT : ISTHMUS_SHRINK_KEEP, name.c_str(), &left));
+  }
+  auto made = c10::make_intrusive<Backend>(rank, size, options, name, left);
+  if (options->timeout != options_->timeout) made->setTimeout(options->timeout);
+  return made;
+}
+
 uint64_t Backend::getSequenceNumberForGroup() {
   const OpenCall entry(*this);
   return isthmus_comm_sequence(comm_);
@@ -342,6 +393,13 @@ c10d::ErrorType Backend::getError() {
     case ISTHMUS_ERR_PEER_LOST: return c10d::ErrorType::REMOTE_ERROR;
     default: return c10d::ErrorType::COMM_ERROR;
   }
+}
+
+std::optional<std::string> Backend::failure() {
+  const OpenCall entry(*this);
+  const isthmus_result result = isthmus_comm_error(comm_);
+  if (result == ISTHMUS_OK) return std::nullopt;
+  return c10::str(isthmus_result_name(result), " - ", isthmus_last_error());
 }
 
 void Backend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)> &&hook) {

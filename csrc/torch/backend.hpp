@@ -73,6 +73,8 @@ class Backend final : public c10d::Backend {
   // Collective over the ranks of the group. `name` is for messages; the timeout is that of `options`.
   Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, c10::intrusive_ptr<GroupOptions> options,
           const std::string &name);
+  // Of a communicator that is there already; the group owns it from here on.
+  Backend(int rank, int size, c10::intrusive_ptr<GroupOptions> options, std::string name, isthmus_comm_t comm);
   ~Backend() override;
 
   const std::string getBackendName() const override { return "isthmus"; }
@@ -117,10 +119,18 @@ class Backend final : public c10d::Backend {
                                           const c10::intrusive_ptr<c10d::Backend::Options> &opts, const int &rank,
                                           const int &size) override;
 
+  // A group of the ranks that are left, in the same order: collective over these, and they meet over this group's own
+  // connections. The excluded ranks need not live. `flags` is SHRINK_DEFAULT (this group goes on, and must not have failed) or
+  // SHRINK_ABORT. Of `opts` only the timeout counts, because the ranks stay where they are.
+  bool supportsShrinking() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t> &ranks_to_exclude, int flags,
+                                           const c10::intrusive_ptr<c10d::Backend::Options> &opts) override;
+
   void setSequenceNumberForGroup() override {}  // sequence numbers agree from the start
   uint64_t getSequenceNumberForGroup() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   c10d::ErrorType getError() override;
+  std::optional<std::string> failure();       // why the group can no longer be used; none: it can
   void enableCollectivesTiming() override {}  // TorchWork::getDuration() always knows
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)> &&hook) override;
   void waitForPendingWorks() override;

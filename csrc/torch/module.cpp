@@ -90,6 +90,7 @@ PYBIND11_MODULE(_torch, m) {
       .def("explain", &Backend::explain, py::arg("collective"), py::arg("count"), py::arg("dtype"), py::arg("op"),
            py::arg("root"), py::call_guard<py::gil_scoped_release>())
       .def("get_error", &Backend::getError, py::call_guard<py::gil_scoped_release>())
+      .def("failure", &Backend::failure, py::call_guard<py::gil_scoped_release>())
       .def("dump", &Backend::dump, py::call_guard<py::gil_scoped_release>());
 
   m.def("create", &create, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group"),

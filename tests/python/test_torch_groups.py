@@ -731,3 +731,64 @@ def test_a_forked_child_may_exit_and_its_parent_works_on() -> None:
         assert total() == 2
 
     torch_ranks.run(2, body)
+
+
+def test_shrink_group_makes_a_group_of_the_others_and_the_excluded_need_not_call() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        if rank == 1:
+            hear("shrunk")
+            return
+        group = dist.shrink_group([1])
+        assert group is dist.group.WORLD and dist.get_world_size() == 3 and dist.get_rank() == (0, None, 1, 2)[rank]
+        assert total() == 3 and isinstance(torch_ranks.backend(), isthmus.torch.Backend)
+        out = [torch.empty(1) for _ in range(3)]
+        dist.all_gather(out, torch.tensor([float(rank)]))
+        assert [t.item() for t in out] == [0, 2, 3]
+        assert torch_ranks.backend().options.global_ranks_in_group == [0, 2, 3]
+        if rank == 0:
+            tell("shrunk")
+
+    torch_ranks.run(4, body)
+
+
+def test_a_failed_group_is_shrunk_with_abort_and_that_alone() -> None:
+    def body() -> None:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raises("peer lost", lambda: [total() for _ in range(100)])
+        failure = torch_ranks.backend().failure()
+        assert failure is not None and failure.startswith("peer lost - ") and "rank 1" in failure, failure
+        raises("a communicator that has failed is shrunk with abort", lambda: dist.shrink_group([1]))
+        dist.shrink_group([1], shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
+        assert total() == 2 and torch_ranks.backend().failure() is None
+
+    torch_ranks.run(3, body, expect={1: -signal.SIGKILL})
+
+
+def test_a_subgroup_is_shrunk_by_its_own_ranks_and_may_get_another_timeout() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        sub = dist.new_group([0, 2, 3])
+        if rank in (2, 3):
+            options = isthmus.torch.Options(island="a")
+            raises("keep their island", lambda: dist.shrink_group([0], sub, pg_options=options), ValueError)
+            options = isthmus.torch.Options(timeout=timedelta(seconds=SOON / 2))
+            small = dist.shrink_group([0], group=sub, pg_options=options)
+            backend = isthmus.torch.backend_of(small)
+            assert total(small) == 2 and backend.options._timeout == timedelta(seconds=SOON / 2)
+        assert total() == 4
+
+    torch_ranks.run(4, body)
+
+
+def test_a_shrink_that_makes_no_sense_is_refused_at_once() -> None:
+    def body() -> None:
+        backend = torch_ranks.backend()
+        rank = dist.get_rank()
+        raises("not a rank of group", lambda: backend.shrink([2], 0), ValueError)
+        raises(f"rank {rank} is among those that are excluded", lambda: backend.shrink([rank], 0), ValueError)
+        raises("are neither SHRINK_DEFAULT nor SHRINK_ABORT", lambda: backend.shrink([1 - rank], 2), ValueError)
+        assert total() == 2
+
+    torch_ranks.run(2, body)
