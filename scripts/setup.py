@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import compile_commands
 import oneccl
 import system_packages
+import torchft_packages
 import vendor_headers
 import vllm_wrappers
 import wheels
@@ -36,6 +37,7 @@ TORCH = "torch==2.13.0"
 ONECCL = ROOT / "build" / "oneccl"  # for the tests, where there are wheels of it
 VENDOR_HEADERS = ROOT / "build" / "vendor-headers"  # for tests/vendor
 VLLM = ROOT / "build" / "vllm"  # for tests/interpose
+TORCHFT = ROOT / "build" / "torchft"  # for tests/upstream
 RELEASE = ROOT / "build" / "release"  # where the package is built
 WHEEL = ROOT / "build" / "wheel"  # what is installed into .venv; one wheel
 DOCS_VENV = ROOT / "build" / "docs-venv"  # what builds the site of docs/, apart from .venv
@@ -162,11 +164,14 @@ def install_package(checks: str) -> None:
     run(*pip, "install", "--no-deps", "--force-reinstall", next(WHEEL.glob("*.whl")))
 
 
-def fetch_for_tests() -> None:
-    """What the tests look at of other people's: Intel's library, the vendors' headers, vLLM's wrappers."""
+def fetch_for_tests(interpreter: str) -> None:
+    """What the tests look at of other people's: Intel's library, torchft, the vendors' headers, vLLM's wrappers."""
     if platform.machine() == "x86_64":
         recipe = digest([Path(oneccl.__file__), Path(wheels.__file__)])
         step("oneccl", recipe, lambda: oneccl.complete(ONECCL), lambda: run(PYTHON, oneccl.__file__, ONECCL))
+        recipe = digest([Path(torchft_packages.__file__), torchft_packages.REQUIREMENTS, interpreter])
+        script = torchft_packages.__file__
+        step("torchft", recipe, lambda: torchft_packages.complete(TORCHFT), lambda: run(PYTHON, script, TORCHFT))
     for name, module, folder in (("vendor-headers", vendor_headers, VENDOR_HEADERS), ("vllm", vllm_wrappers, VLLM)):
         script = Path(module.__file__)
         recipe = digest([script, Path(wheels.__file__)])
@@ -195,7 +200,7 @@ def main(goal: str) -> None:
             interpreter = prepare_venv()
             if goal == "lint":
                 return
-            fetched = beside.submit(fetch_for_tests) if goal in ("test", "test-all") else None
+            fetched = beside.submit(fetch_for_tests, interpreter) if goal in ("test", "test-all") else None
             step("torch", digest([TORCH, interpreter]), lambda: bool(answer(PYTHON, FIND_TORCH)), install_torch)
             if begun:
                 begun.result()

@@ -21,6 +21,8 @@ from isthmus import _ending
 from isthmus.torch._build import load as _load
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store as _Store
+
     from isthmus import _torch
 else:
     _torch = _load()
@@ -43,6 +45,7 @@ __all__ = [
     "dump",
     "explain",
     "flight_record",
+    "make_backend",
     "register",
     "topology",
     "write_flight_record",
@@ -114,22 +117,43 @@ def create(options: Any, group_options: Options | None) -> Backend:
     if group_options is not None and not isinstance(group_options, Options):
         raise TypeError(f"pg_options of an isthmus group must be isthmus.torch.Options, not {type(group_options).__name__}")
     ranks = list(options.global_ranks_in_group)
+    made = make_backend(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        _timeout(options.timeout, group_options),
+        _name(options.group_id, ranks),
+        ranks,
+        group_options,
+    )
+    if _said("DUMP", group_options):
+        _flight.write_when_wanted(flight_record)
+    return made
+
+
+def make_backend(
+    store: _Store,
+    rank: int,
+    size: int,
+    timeout: _timedelta,
+    name: str,
+    global_ranks: list[int],
+    group_options: Options | None,
+) -> Backend:
+    """A backend whose ranks meet in `store`, apart from torch's table of groups. `name` is for messages. Collective."""
     chosen = _device(group_options)
     if chosen:
         group_options = _copy.copy(group_options) if group_options is not None else Options()
         group_options.device = chosen
-    backend = _torch.create(
-        store=options.store,
-        rank=options.group_rank,
-        size=options.group_size,
-        timeout=_timeout(options.timeout, group_options),
-        group=_name(options.group_id, ranks),
-        global_ranks=ranks,
+    return _torch.create(
+        store=store,
+        rank=rank,
+        size=size,
+        timeout=timeout,
+        group=name,
+        global_ranks=global_ranks,
         options=group_options,
     )
-    if _said("DUMP", group_options):
-        _flight.write_when_wanted(flight_record)
-    return backend
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> Backend:
