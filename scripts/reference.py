@@ -177,6 +177,18 @@ def functions(file: Path, module: str) -> Iterator[str]:
             yield f"\n### `{module}.{node.name}({arguments})`\n\n{ast.get_docstring(node)}"
 
 
+def classes(file: Path, module: str) -> Iterator[str]:
+    """The public classes of a module that is not imported, and what they have of their own."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and ast.get_docstring(node):
+            yield f"\n### `{module}.{node.name}`\n\n{ast.get_docstring(node)}"
+            for one in node.body:
+                if isinstance(one, ast.FunctionDef) and not one.name.startswith("_") and ast.get_docstring(one):
+                    arguments = ", ".join(a.arg for a in one.args.args[1:])
+                    called = "" if one.decorator_list else f"({arguments})"
+                    yield f"\n### `{node.name}.{one.name}{called}`\n\n{ast.get_docstring(one)}"
+
+
 def python_page() -> str:
     import isthmus
 
@@ -194,6 +206,13 @@ def python_page() -> str:
     out.append("\n## Errors\n\n[Errors](errors.md) has the table of classes.")
     out.append("\n## Module `isthmus.torch`\n\n[Use the PyTorch backend](../howto/torch.md). These functions look inside.")
     out += functions(PACKAGE / "torch" / "__init__.py", "isthmus.torch")
+    out.append("\n## Module `isthmus.elastic`\n\n[Survive failures](../howto/survive-failures.md) shows its use.")
+    out += functions(PACKAGE / "elastic" / "__init__.py", "isthmus.elastic")
+    for file in ("__init__", "_state", "_sync"):
+        found = classes(PACKAGE / "elastic" / f"{file}.py", "isthmus.elastic")
+        out += (one for one in found if "Sync" not in one.partition("\n\n")[0])  # which is nobody's but run's
+    out.append("\n## Module `isthmus.torchft`\n\n[Survive failures](../howto/survive-failures.md#torchft) shows its use.")
+    out += classes(PACKAGE / "torchft.py", "isthmus.torchft")
     out.append("\n## Module `isthmus.launch`")
     out += functions(PACKAGE / "launch.py", "isthmus.launch")
     out.append("\n## Module `isthmus.rehearse`")

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = (
     *("start/laptop.md", "start/mixed-fleet.md", "start/nccl-program.md"),
-    *("howto/c.md", "howto/find-a-hang.md", "howto/read-explain.md"),
+    *("howto/c.md", "howto/find-a-hang.md", "howto/read-explain.md", "howto/survive-failures.md"),
 )
 # What sets the machine up and what is for the reader's own program is not run; nor is the training, which `make demo` runs.
 SET_UP = ("make build", "source .venv", "python scripts/vendor_headers.py")

@@ -1,0 +1,149 @@
+"""All ranks of a communicator come to hold one state: that of the rank that has finished most steps.
+
+1. Each rank says how many steps it has finished (gather).
+2. The one that has finished most, of several the lowest, tells all what it holds: names, shapes and digests (broadcast).
+3. Each rank says which tensors it holds unlike (gather). Where none is, that is all.
+4. Those tensors travel, one after another (broadcast). Who needs one checks its digest.
+5. Each rank says what has not come as it should (gather). That is sent once more, and then refused by name.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from isthmus import _core
+from isthmus._errors import MismatchError
+from isthmus.elastic import _frames
+from isthmus.elastic._frames import Frame
+from isthmus.elastic._state import Bytes, State, digest
+
+NEW = -1  # the number of a rank that has none yet
+_HELLO = struct.Struct("<QqqI")  # steps finished, this rank's number, the first that nobody has had, bytes of the table
+_REFUSAL = 400  # bytes of a rank's reason
+_TIMES = 2  # that a tensor is sent
+
+
+@dataclass(frozen=True)
+class Members:
+    """The ranks of a job, as one of them sees them.
+
+    - **`rank`, `size`**: of the communicator. They change when a rank is lost or comes.
+    - **`numbers`**: one number for each rank, which it keeps for life; nobody else gets it later. At first they are 0 to
+      size - 1.
+    - **`step`**: how many steps are finished.
+    - **`received`**: the tensors of the state that this rank has just had from another one.
+    """
+
+    rank: int
+    size: int
+    numbers: tuple[int, ...]
+    step: int = 0
+    received: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> int:
+        return self.numbers[self.rank]
+
+
+def _gather(comm: _core.Comm, mine: bytes) -> list[bytes]:
+    """What each rank gives: as many bytes on all of them."""
+    every = comm.all_gather(np.frombuffer(mine, np.uint8)).tobytes()
+    return [every[at : at + len(mine)] for at in range(0, len(every), len(mine))]
+
+
+def _spread(comm: _core.Comm, mine: Bytes | None, length: int, source: int) -> Bytes:
+    """The bytes that `source` gives. Without `mine` they come into memory of their own."""
+    data = np.empty(length, np.uint8) if mine is None else mine
+    if length:
+        comm.broadcast(data, source)
+    return data
+
+
+def _unlike(mine: list[Frame], theirs: list[Frame], source: int) -> str:
+    """Why the two lists are not of the same tensors; empty where they are."""
+    here, there = ({frame.name: frame.described() for frame in frames} for frames in (mine, theirs))
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            return f"'{name}' is {here.get(name, 'not there')} here and {there.get(name, 'not there')} on rank {source}"
+    return ""
+
+
+class Sync:
+    """One such meeting of the ranks of `comm`. `number` is this rank's."""
+
+    def __init__(self, comm: Any, state: State, number: int, unused: int) -> None:
+        self.comm, self.state = comm, state
+        self.number, self.unused = number, unused
+        self.mine = state.frames()
+        self.theirs: list[Frame] = []
+        self.source = 0
+
+    def run(self) -> tuple[Members, int]:
+        """Who the members are, and the first number that nobody has had. Raises MismatchError on all ranks or on none."""
+        table = _frames.pack(self.mine)
+        hello = _HELLO.pack(self.state.step, self.number, self.unused, len(table))
+        said = [_HELLO.unpack(one) for one in _gather(self.comm, hello)]
+        step, self.source = max((one[0], -rank) for rank, one in enumerate(said))
+        self.source = -self.source
+        given = np.frombuffer(table, np.uint8).copy() if self.source == self.comm.rank else None
+        self.theirs = _frames.unpack(_spread(self.comm, given, said[self.source][3], self.source).tobytes())
+        received = self.receive(self.compare())
+        names = tuple(frame.name for place, frame in enumerate(self.theirs) if place in received)
+        self.state.adopt(step, self.theirs, received)
+
+        unused = max(one[2] for one in said)
+        numbers = []
+        for one in said:
+            numbers.append(unused if one[1] == NEW else one[1])
+            unused += one[1] == NEW
+        return Members(self.comm.rank, self.comm.size, tuple(numbers), step, names), unused
+
+    def compare(self) -> list[set[int]]:
+        """The places of the tensors that each rank needs."""
+        refusal = _unlike(self.mine, self.theirs, self.source)
+        lacking = set() if refusal else {p for p, one in enumerate(self.theirs) if one.digest != self.mine[p].digest}
+        return self.tell(lacking, refusal)
+
+    def tell(self, lacking: set[int], refusal: str = "") -> list[set[int]]:
+        """Every rank's places. Raises on all ranks where one of them refuses."""
+        bits = np.zeros(len(self.theirs), np.uint8)
+        bits[sorted(lacking)] = 1
+        reason = refusal.encode()[:_REFUSAL].ljust(_REFUSAL, b"\0")
+        every = _gather(self.comm, reason + np.packbits(bits).tobytes())
+        for rank, one in enumerate(every):
+            if text := one[:_REFUSAL].rstrip(b"\0").decode(errors="replace"):
+                raise MismatchError(
+                    f"elastic: the tensors of rank {rank} of '{self.comm.name}' are not those of rank {self.source}: {text}"
+                    f"; all ranks must make their State of the same names, dtypes and shapes"
+                )
+        return [set(np.flatnonzero(np.unpackbits(np.frombuffer(one[_REFUSAL:], np.uint8)))) for one in every]
+
+    def receive(self, lacking: list[set[int]]) -> dict[int, Bytes]:
+        """The tensors that this rank lacks, by their places."""
+        received: dict[int, Bytes] = {}
+        for _ in range(_TIMES):
+            if not any(lacking):
+                return received
+            here = lacking[self.comm.rank]
+            for place in sorted(set.union(*lacking)):
+                data = self.transfer(place)
+                if place in here and digest(data) == self.theirs[place].digest:
+                    received[place] = data
+            lacking = self.tell(here - received.keys())
+        refused = [(rank, sorted(places)) for rank, places in enumerate(lacking) if places]
+        if not refused:
+            return received
+        what = "; ".join(f"rank {rank}: {', '.join(repr(self.theirs[p].name) for p in places)}" for rank, places in refused)
+        raise MismatchError(
+            f"elastic: what rank {self.source} of '{self.comm.name}' has sent {_TIMES} times does not have the digest that "
+            f"it has said ({what}); check that rank's memory and the network"
+        )
+
+    def transfer(self, place: int) -> Bytes:
+        saved = self.state.saved(place) if self.comm.rank == self.source else None
+        size = len(self.state.saved(place))
+        return _spread(self.comm, saved, size, self.source)
