@@ -369,7 +369,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t> &ra
                               flags == kShrinkAbort ? ISTHMUS_SHRINK_ABORT : ISTHMUS_SHRINK_KEEP, name.c_str(), &left));
   }
   auto made = c10::make_intrusive<Backend>(rank, size, options, name, left);
-  if (options->timeout != options_->timeout) made->setTimeout(options->timeout);
+  made->setTimeout(options->timeout);  // the communicator has that of its init
   return made;
 }
 

@@ -792,3 +792,17 @@ def test_a_shrink_that_makes_no_sense_is_refused_at_once() -> None:
         assert total() == 2
 
     torch_ranks.run(2, body)
+
+
+def test_a_shrunk_group_has_the_timeout_that_its_parent_was_given_last() -> None:
+    def body() -> None:
+        torch_ranks.backend().set_timeout(timedelta(seconds=patient(4)))
+        if dist.get_rank() < 2:
+            dist.shrink_group([2])
+        if dist.get_rank() == 0:
+            raises(f"did not finish within {patient(4):g} s", total)
+            tell("late")
+        else:
+            hear("late")
+
+    torch_ranks.run(3, body)
