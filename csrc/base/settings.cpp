@@ -120,6 +120,10 @@ constexpr SettingRow kSettings[] = {
      "threads that help to reduce large chunks, for the whole process; -1: up to 3 where a rank works on a device and the "
      "host has more than 2 processors for each of its ranks, else none",
      true},
+    {Setting::SilenceMs, "ISTHMUS_SILENCE_MS", K::Integer, "0", 0, 3600000, "", false,
+     "ms without a heartbeat of a process after which the others take it for lost, as one that is stopped; at least 3 "
+     "times ISTHMUS_HEARTBEAT_MS. 0: such a rank is named at an operation's deadline",
+     true},
     {Setting::SpinMicros, "ISTHMUS_SPIN_US", K::Integer, "100", 0, 1000000, "", false,
      "how long a waiter polls before it sleeps on a futex; it yields early when ranks outnumber cores", true},
     {Setting::StagingBytes, "ISTHMUS_STAGING_BYTES", K::Bytes, "256M", 1048576, kTiB, "", false,

@@ -42,6 +42,7 @@ enum class Setting : int {
   RealRccl,
   RecorderEntries,
   ReduceThreads,
+  SilenceMs,
   SpinMicros,
   StagingBytes,
   Stores,

@@ -37,6 +37,12 @@ std::optional<StreamIntro> parse_stream_intro(std::span<const std::byte> body) {
   return m;
 }
 
+net::ByteVector encode(const Span &m) {
+  net::ByteVector out;
+  net::Writer(out).number(m.ms);
+  return out;
+}
+
 std::optional<Intro> parse_intro(std::span<const std::byte> body) {
   net::Reader r(body);
   Intro m;
@@ -65,6 +71,14 @@ std::optional<Ready> parse_ready(std::span<const std::byte> body) {
   m.nonce = r.bytes16();
   m.why = r.text(kMaxWhy);
   if (!r.done()) return {};
+  return m;
+}
+
+std::optional<Span> parse_span(std::span<const std::byte> body) {
+  net::Reader r(body);
+  Span m;
+  m.ms = r.number<uint32_t>();
+  if (!r.done() || m.ms > kMaxSpanMs) return {};
   return m;
 }
 

@@ -11,12 +11,13 @@ namespace isthmus::bootstrap {
 
 inline constexpr uint16_t kFirstOwnType = 0xff00;
 enum class Own : uint16_t {
-  Heartbeat = 0xff00,  // empty
+  Heartbeat = 0xff00,  // the sender's interval of heartbeats
   Bye,                 // empty: the sender's mesh is being destroyed
   Intro,               // dialer: who I am, and my arena, whose memfd travels along
   Attach,              // acceptor: what I read in your arena, and my arena, whose memfd travels along
   Ready,               // dialer: what I read in your arena. Ends the greeting.
   Stream,              // dialer, on a data connection: the pair's token. The bytes behind it are the link's.
+  LeftOut,  // for how long the sender has heard nothing; it takes the receiver for lost, and closes the connection
 };
 
 struct Intro {
@@ -39,15 +40,23 @@ struct StreamIntro {
   uint32_t generation = 0;  // of the stream's connections, from 0
 };
 
+// A span of time, as Heartbeat and LeftOut have it.
+struct Span {
+  uint32_t ms = 0;  // at most kMaxSpanMs
+};
+
 inline constexpr size_t kMaxWhy = 1024;
+inline constexpr uint32_t kMaxSpanMs = 3'600'000;
 
 net::ByteVector encode(const Intro &m);
 net::ByteVector encode(const Attach &m);
 net::ByteVector encode(const Ready &m);
+net::ByteVector encode(const Span &m);
 net::ByteVector encode(const StreamIntro &m);
 std::optional<Intro> parse_intro(std::span<const std::byte> body);
 std::optional<Attach> parse_attach(std::span<const std::byte> body);
 std::optional<Ready> parse_ready(std::span<const std::byte> body);
 std::optional<StreamIntro> parse_stream_intro(std::span<const std::byte> body);
+std::optional<Span> parse_span(std::span<const std::byte> body);
 
 }  // namespace isthmus::bootstrap

@@ -20,7 +20,8 @@
 //     on_lost("... ended")             on_lost("... closed its control        ... the time of 100 heartbeats
 //                                      connection ...")                     ETIMEDOUT: on_lost("... is unreachable ...")
 //
-// The pidfd is of SO_PEERCRED's pid. The kernel of a peer that is merely stopped still acknowledges, so such a peer is not lost. A heartbeat
+// The pidfd is of SO_PEERCRED's pid. The kernel of a peer that is merely stopped still acknowledges, so such a peer is not lost, but where
+// ISTHMUS_SILENCE_MS says how long a peer may say nothing (silence.hpp): then the peer is told so, for when it goes on, and lost. A heartbeat
 // goes out every interval on every connection that has no message waiting, so bytes are always on their way.
 //
 // A forked child closes every descriptor in an atfork handler (net/fork_guard.hpp). The child makes a mesh of its own, and must not use the

@@ -16,7 +16,14 @@ namespace {
 
 constexpr int64_t kFarewellNs = 250'000'000;  // for messages that are still queued when the mesh is destroyed
 constexpr size_t kReadsAtOnce = 64;           // reads of one peer before the others have their turn
+constexpr int kEndingMs = 100;                // from the close of a process's descriptors to its end
 constexpr const char *kUnreachable = "is unreachable: its control connection failed";
+
+// Whether the process, whose connection has been closed, has ended.
+bool ends_now(int pidfd) {
+  pollfd of{pidfd, POLLIN, 0};
+  return ::poll(&of, 1, kEndingMs) == 1;
+}
 
 }  // namespace
 
@@ -25,11 +32,13 @@ void Mesh::State::run() noexcept {
   std::vector<net::Guest> guests;
   std::vector<Peer *> claimed;
   int64_t tick = now_ns() + heartbeat_ns;
+  silence.turn(now_ns());
   while (!stop.load(std::memory_order_acquire)) {
     try {
-      const int64_t until = std::min({tick, gate.next_deadline_ns(), greetings->next_deadline_ns()});
+      const int64_t until = std::min({tick, silence.next_ns(), gate.next_deadline_ns(), greetings->next_deadline_ns()});
       epoll_event ready[64];
       const int n = ::epoll_wait(epoll.get(), ready, 64, Deadline::at_ns(until).left_ms());
+      silence.turn(now_ns());
       for (int i = 0; i < n; ++i) serve(ready[i]);
       gate.service(guests);
       for (net::Guest &g : guests) greetings->admit(std::move(g));
@@ -41,6 +50,7 @@ void Mesh::State::run() noexcept {
       }
       for (Peer *peer : claimed) on_readable(*peer);
       claimed.clear();
+      if (silence_ns > 0) leave_out_the_silent();
       if (now_ns() >= tick) {
         beat();
         tick = now_ns() + heartbeat_ns;
@@ -140,16 +150,35 @@ void Mesh::State::on_writable(Peer &peer) {
   }
 }
 
+std::string Mesh::State::hear(Peer::State &p, uint16_t type, std::span<const std::byte> body) {
+  switch (static_cast<Own>(type)) {
+    case Own::Bye: p.bye = true; return {};
+    case Own::Heartbeat:
+      if (const auto span = parse_span(body)) {
+        p.interval_ns = int64_t{span->ms} * 1'000'000;
+        return {};
+      }
+      return "sent a heartbeat without its interval";
+    case Own::LeftOut:
+      if (const auto span = parse_span(body))
+        return formatted(
+            "took this process for lost, because this process had said nothing for {:.2f} s (ISTHMUS_SILENCE_MS)",
+            span->ms / 1000.0);
+      return "took this process for lost";
+    default: return formatted("sent an unknown message (type {})", type);
+  }
+}
+
 void Mesh::State::on_readable(Peer &peer) {
   if (peer.lost.load(std::memory_order_relaxed)) return;
   Peer::State &p = *peer.state_;
-  int fd = -1;  // this thread alone closes it
-  bool watched = false;
+  int fd = -1, pidfd = -1;  // this thread alone closes them
   {
     const Lock lock(p.mutex);
     fd = p.control.get();
-    watched = static_cast<bool>(p.pidfd);
+    if (p.pidfd) pidfd = p.pidfd.get();
   }
+  const bool watched = pidfd >= 0;
   std::string end;
   const auto error_of_sending = [&p] {  // 0: no send failed, or one found that the peer had closed the connection
     const Lock lock(p.mutex);
@@ -160,13 +189,15 @@ void Mesh::State::on_readable(Peer &peer) {
     uint16_t type = 0;
     std::span<const std::byte> body;
     net::FrameReader::Result r;
-    while ((r = p.reader.next(type, body)) == net::FrameReader::Result::Frame) {
+    while (end.empty() && (r = p.reader.next(type, body)) == net::FrameReader::Result::Frame) {
       if (type < kFirstOwnType) events.on_message(peer, type, body);
-      else if (type == static_cast<uint16_t>(Own::Bye)) p.bye = true;
-      else if (type != static_cast<uint16_t>(Own::Heartbeat)) end = formatted("sent an unknown message (type {})", type);
+      else end = hear(p, type, body);
     }
-    if (r == net::FrameReader::Result::Bad) end = "sent " + p.reader.why();
     if (!end.empty()) break;
+    if (r == net::FrameReader::Result::Bad) {
+      end = "sent " + p.reader.why();
+      break;
+    }
     const ssize_t n = net::recv_some(fd, p.reader.space());
     if (n > 0) {
       p.reader.received(static_cast<size_t>(n));
@@ -174,8 +205,8 @@ void Mesh::State::on_readable(Peer &peer) {
     } else if (n == 0 || errno == ECONNRESET || errno == EPIPE) {
       // A socket tells an error once. A sender may have been told, and then reading finds an end and nothing else.
       const int sending = error_of_sending();
-      // A peer of this host is connected by a Unix socket, which nothing else than the peer's end closes.
-      p.surely = watched || (n == 0 && sending == 0);
+      // A peer of this host is connected by a Unix socket, which the peer's end closes, or a peer that takes this process for lost.
+      p.surely = watched ? silence_ns == 0 || ends_now(pidfd) : n == 0 && sending == 0;
       end = p.bye     ? "shut Isthmus down"
             : sending ? system_text(kUnreachable, sending)
             : p.ended ? "ended"
@@ -221,11 +252,33 @@ void Mesh::State::lose(Peer &peer, const std::string &why) {
   events.on_lost(peer, why);
 }
 
+void Mesh::State::leave_out_the_silent() {
+  for (uint32_t i = 0; Peer *peer = find(i); ++i) {
+    Peer::State &p = *peer->state_;
+    const auto silent = [&] {
+      return !peer->lost.load(std::memory_order_relaxed) &&
+             silence.over(peer->last_heard_ns.load(std::memory_order_relaxed), p.interval_ns, now_ns());
+    };
+    if (silent()) on_readable(*peer);  // what has come and was not read yet
+    if (!silent()) continue;
+    const int64_t ms =
+        std::min<int64_t>((now_ns() - peer->last_heard_ns.load(std::memory_order_relaxed)) / 1'000'000, kMaxSpanMs);
+    {
+      const Lock lock(p.mutex);  // the process hears it when it goes on
+      if (p.control && p.out.empty())
+        queue(p, i, static_cast<uint16_t>(Own::LeftOut), encode(Span{static_cast<uint32_t>(ms)}));
+    }
+    lose(*peer, formatted("{} has said nothing for {:.2f} s (ISTHMUS_SILENCE_MS): it is stopped, or gets no processor",
+                          process_text(peer->endpoint), static_cast<double>(ms) / 1000.0));
+  }
+}
+
 void Mesh::State::beat() {
+  const net::ByteVector interval = encode(Span{static_cast<uint32_t>(heartbeat_ns / 1'000'000)});
   for (uint32_t i = 0; Peer *peer = find(i); ++i) {
     Peer::State &p = *peer->state_;
     const Lock lock(p.mutex);
-    if (p.control && p.out.empty()) queue(p, i, static_cast<uint16_t>(Own::Heartbeat), {});
+    if (p.control && p.out.empty()) queue(p, i, static_cast<uint16_t>(Own::Heartbeat), interval);
   }
   events.on_tick();
 }

@@ -16,6 +16,7 @@
 #include "bootstrap/mesh_dial.hpp"
 #include "bootstrap/mesh_greeting.hpp"
 #include "bootstrap/outbox.hpp"
+#include "bootstrap/silence.hpp"
 #include "net/fork_guard.hpp"
 #include "net/gate.hpp"
 
@@ -29,7 +30,8 @@ struct Peer::State {
   bool full_logged ISTHMUS_GUARDED_BY(mutex) = false;
   std::string why ISTHMUS_GUARDED_BY(mutex);  // once lost
 
-  net::FrameReader reader;  // control thread only, as are the next three
+  net::FrameReader reader;  // control thread only, as are the next four
+  int64_t interval_ns = 0;  // of the peer's heartbeats, as it says
   bool bye = false;         // the peer has said farewell
   bool ended = false;       // the peer's pidfd says that the process has ended
   bool surely = false;      // the peer has ended, and not only the way to it
@@ -55,7 +57,7 @@ struct Mesh::State final : GreetingEvents {
 
   // ---- constant after construction
   MeshEvents &events;
-  const int64_t heartbeat_ns;
+  const int64_t heartbeat_ns, silence_ns;
   Endpoint self;
   ArenaOffer arena;
   const Dialer dialer;
@@ -75,6 +77,7 @@ struct Mesh::State final : GreetingEvents {
   net::GuardedFd epoll, wake_fd;
   std::atomic<bool> stop{false};
   std::optional<Greetings> greetings;  // control thread only, but count()
+  Silence silence;                     // control thread only
   std::thread thread;
 
   void wake() const noexcept;
@@ -96,11 +99,14 @@ struct Mesh::State final : GreetingEvents {
   // Adds a message and gives the kernel what the kernel takes. `index`: of the peer.
   void queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) ISTHMUS_REQUIRES(p.mutex);
   static void refuse_stranger();  // in the log: a data connection without the token of its pair
+  // What the peer says to the mesh itself. The end of a sentence on why the peer is lost; empty: it is not.
+  std::string hear(Peer::State &p, uint16_t type, std::span<const std::byte> body);
   void on_readable(Peer &peer);
   void on_writable(Peer &peer);
   void on_ended(Peer &peer);
   void lose(Peer &peer, const std::string &why);
   void beat();
+  void leave_out_the_silent();
   void farewell() noexcept;
 };
 
