@@ -37,7 +37,7 @@ std::optional<StreamIntro> parse_stream_intro(std::span<const std::byte> body) {
   return m;
 }
 
-net::ByteVector encode(const Span &m) {
+net::ByteVector encode(const Elapsed &m) {
   net::ByteVector out;
   net::Writer(out).number(m.ms);
   return out;
@@ -74,9 +74,9 @@ std::optional<Ready> parse_ready(std::span<const std::byte> body) {
   return m;
 }
 
-std::optional<Span> parse_span(std::span<const std::byte> body) {
+std::optional<Elapsed> parse_elapsed(std::span<const std::byte> body) {
   net::Reader r(body);
-  Span m;
+  Elapsed m;
   m.ms = r.number<uint32_t>();
   if (!r.done() || m.ms > kMaxSpanMs) return {};
   return m;

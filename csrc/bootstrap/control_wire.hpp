@@ -41,7 +41,7 @@ struct StreamIntro {
 };
 
 // A span of time, as Heartbeat and LeftOut have it.
-struct Span {
+struct Elapsed {
   uint32_t ms = 0;  // at most kMaxSpanMs
 };
 
@@ -51,12 +51,12 @@ inline constexpr uint32_t kMaxSpanMs = 3'600'000;
 net::ByteVector encode(const Intro &m);
 net::ByteVector encode(const Attach &m);
 net::ByteVector encode(const Ready &m);
-net::ByteVector encode(const Span &m);
+net::ByteVector encode(const Elapsed &m);
 net::ByteVector encode(const StreamIntro &m);
 std::optional<Intro> parse_intro(std::span<const std::byte> body);
 std::optional<Attach> parse_attach(std::span<const std::byte> body);
 std::optional<Ready> parse_ready(std::span<const std::byte> body);
 std::optional<StreamIntro> parse_stream_intro(std::span<const std::byte> body);
-std::optional<Span> parse_span(std::span<const std::byte> body);
+std::optional<Elapsed> parse_elapsed(std::span<const std::byte> body);
 
 }  // namespace isthmus::bootstrap

@@ -65,15 +65,14 @@ Mesh::State::State(const Settings &settings, MeshEvents &handler, int arena_fd, 
                    const std::string &route_hint)
     : events(handler),
       heartbeat_ns(settings.integer(Setting::HeartbeatMs) * 1'000'000),
-      silence_ns(settings.integer(Setting::SilenceMs) * 1'000'000),
       self{net::random16(), host_identity(), host_name(), {}, {}, ::getpid()},
       arena(offer_arena(arena_fd, arena_bytes, self.process)),
       dialer(self, arena),
       gate(self.process, net::Gate::UnknownKey::Wait),
-      silence(silence_ns) {
-  if (silence_ns > 0 && silence_ns < 3 * heartbeat_ns)
-    fail(Code::Config, "ISTHMUS_SILENCE_MS={} is less than three times ISTHMUS_HEARTBEAT_MS={}", silence_ns / 1'000'000,
-         heartbeat_ns / 1'000'000);
+      silence(settings.integer(Setting::SilenceMs) * 1'000'000) {
+  const int64_t silence_ms = settings.integer(Setting::SilenceMs), heartbeat_ms = settings.integer(Setting::HeartbeatMs);
+  if (silence_ms > 0 && silence_ms < 3 * heartbeat_ms)
+    fail(Code::Config, "ISTHMUS_SILENCE_MS={} is less than three times ISTHMUS_HEARTBEAT_MS={}", silence_ms, heartbeat_ms);
   self.unix_name = formatted("isthmus-{}-{}", self.pid, hex(self.process));
   for (UniqueFd &fd : open_listeners(settings, route_hint, self)) gate.add_listener(std::move(fd));
   UniqueFd e(::epoll_create1(EPOLL_CLOEXEC)), w(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));

@@ -50,7 +50,7 @@ void Mesh::State::run() noexcept {
       }
       for (Peer *peer : claimed) on_readable(*peer);
       claimed.clear();
-      if (silence_ns > 0) leave_out_the_silent();
+      if (silence.watched()) leave_out_the_silent();
       if (now_ns() >= tick) {
         beat();
         tick = now_ns() + heartbeat_ns;
@@ -154,13 +154,13 @@ std::string Mesh::State::hear(Peer::State &p, uint16_t type, std::span<const std
   switch (static_cast<Own>(type)) {
     case Own::Bye: p.bye = true; return {};
     case Own::Heartbeat:
-      if (const auto span = parse_span(body)) {
+      if (const auto span = parse_elapsed(body)) {
         p.interval_ns = int64_t{span->ms} * 1'000'000;
         return {};
       }
       return "sent a heartbeat without its interval";
     case Own::LeftOut:
-      if (const auto span = parse_span(body))
+      if (const auto span = parse_elapsed(body))
         return formatted(
             "took this process for lost, because this process had said nothing for {:.2f} s (ISTHMUS_SILENCE_MS)",
             span->ms / 1000.0);
@@ -206,7 +206,7 @@ void Mesh::State::on_readable(Peer &peer) {
       // A socket tells an error once. A sender may have been told, and then reading finds an end and nothing else.
       const int sending = error_of_sending();
       // A peer of this host is connected by a Unix socket, which the peer's end closes, or a peer that takes this process for lost.
-      p.surely = watched ? silence_ns == 0 || ends_now(pidfd) : n == 0 && sending == 0;
+      p.surely = watched ? !silence.watched() || ends_now(pidfd) : n == 0 && sending == 0;
       end = p.bye     ? "shut Isthmus down"
             : sending ? system_text(kUnreachable, sending)
             : p.ended ? "ended"
@@ -266,7 +266,7 @@ void Mesh::State::leave_out_the_silent() {
     {
       const Lock lock(p.mutex);  // the process hears it when it goes on
       if (p.control && p.out.empty())
-        queue(p, i, static_cast<uint16_t>(Own::LeftOut), encode(Span{static_cast<uint32_t>(ms)}));
+        queue(p, i, static_cast<uint16_t>(Own::LeftOut), encode(Elapsed{static_cast<uint32_t>(ms)}));
     }
     lose(*peer, formatted("{} has said nothing for {:.2f} s (ISTHMUS_SILENCE_MS): it is stopped, or gets no processor",
                           process_text(peer->endpoint), static_cast<double>(ms) / 1000.0));
@@ -274,7 +274,7 @@ void Mesh::State::leave_out_the_silent() {
 }
 
 void Mesh::State::beat() {
-  const net::ByteVector interval = encode(Span{static_cast<uint32_t>(heartbeat_ns / 1'000'000)});
+  const net::ByteVector interval = encode(Elapsed{static_cast<uint32_t>(heartbeat_ns / 1'000'000)});
   for (uint32_t i = 0; Peer *peer = find(i); ++i) {
     Peer::State &p = *peer->state_;
     const Lock lock(p.mutex);

@@ -57,7 +57,7 @@ struct Mesh::State final : GreetingEvents {
 
   // ---- constant after construction
   MeshEvents &events;
-  const int64_t heartbeat_ns, silence_ns;
+  const int64_t heartbeat_ns;
   Endpoint self;
   ArenaOffer arena;
   const Dialer dialer;

@@ -18,6 +18,7 @@ class Silence {
   // Nanoseconds; 0: nobody is watched.
   explicit Silence(int64_t limit_ns) noexcept : limit_(limit_ns) {}
 
+  bool watched() const noexcept { return limit_ > 0; }
   // When the control thread has to be awake again. It comes often, so that a gap between its turns means that this process was away.
   int64_t next_ns() const noexcept {
     return limit_ > 0 ? last_turn_ + limit_ / kTurns : std::numeric_limits<int64_t>::max();

@@ -156,8 +156,7 @@ void Backend::shutdown_all() {
       if (open->empty()) break;
       Backend *const one = *open->begin();
       open->erase(one);
-      // Another thread may let go of the group meanwhile. Where that thread has done so already, its shutdown() waits for this lock, and
-      // goes on with the group by itself.
+      // Null where another thread has let go of the group: its shutdown() waits for this lock, and goes on by itself.
       backend = c10::intrusive_ptr<Backend>::reclaim(c10::raw::weak_intrusive_ptr::lock(one));
     }
     if (!backend) continue;
@@ -346,8 +345,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t> &ra
     if (other(given->island, options_->island) || other(given->bridge, options_->bridge) ||
         other(given->settings, options_->settings))
       bad_argument(c10::str("shrink of group ", name_,
-                            ": the ranks keep their island, bridge and settings; of pg_options only the "
-                            "timeout counts"));
+                            ": the ranks keep their island, bridge and settings; of options only the timeout counts"));
   }
   if (opts && opts->timeout != kBackendDefaultTimeout) options->timeout = opts->timeout;
   if (options->timeout <= kNoTimeout) bad_argument("the timeout of a group must be positive");

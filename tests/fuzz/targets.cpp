@@ -135,13 +135,13 @@ void greeting(const uint8_t *data, size_t size) {
   if (const auto m = bootstrap::parse_attach(in)) must(bootstrap::encode(*m).size() == size);
   if (const auto m = bootstrap::parse_ready(in)) must(bootstrap::encode(*m).size() == size);
   if (const auto m = bootstrap::parse_stream_intro(in)) must(bootstrap::encode(*m).size() == size);
-  if (const auto m = bootstrap::parse_span(in)) must(bootstrap::encode(*m).size() == size);
+  if (const auto m = bootstrap::parse_elapsed(in)) must(bootstrap::encode(*m).size() == size);
 }
 
 std::vector<Bytes> greeting_seeds() {
   return {seed(bootstrap::encode(bootstrap::Intro{4096, {1, 2}, an_endpoint()})),
           seed(bootstrap::encode(bootstrap::Attach{4096, {3}, "why"})), seed(bootstrap::encode(bootstrap::Ready{{4}, ""})),
-          seed(bootstrap::encode(bootstrap::Span{400}))};
+          seed(bootstrap::encode(bootstrap::Elapsed{400}))};
 }
 
 void rendezvous(const uint8_t *data, size_t size) {
