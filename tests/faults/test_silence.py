@@ -1,4 +1,4 @@
-"""Processes that say nothing (SIGSTOP), where ISTHMUS_SILENCE_MS says for how long one may: they are lost long before a deadline."""
+"""Processes that say nothing (SIGSTOP), where ISTHMUS_SILENCE_MS says for how long one may: they are lost before a deadline."""
 
 from __future__ import annotations
 
