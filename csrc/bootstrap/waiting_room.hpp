@@ -1,6 +1,6 @@
 // The processes that have come with tickets and wait to be let into a communicator. A room for each ticket.
 //
-//   thread of the tickets: admit() -- Enter read: it counts as waiting --\
+//   thread of the tickets: admit() -- Enter read: it counts as waiting --+
 //                                                                         > take(): a member's thread has them, and the room is over
 //   member's thread: take() waits until enough have come ----------------/
 //
