@@ -133,7 +133,7 @@ constexpr SettingRow kSettings[] = {
      true},
     {Setting::TcpCreditBytes, "ISTHMUS_TCP_CREDIT_BYTES", K::Bytes, "16M", 65536, 1073741824, "", true,
      "bytes a peer may send on one communicator ahead of what was received"},
-    {Setting::TcpStreams, "ISTHMUS_TCP_STREAMS", K::Integer, "0", 0, 16, "", true,
+    {Setting::TcpStreams, "ISTHMUS_TCP_STREAMS", K::Integer, "1", 0, 16, "", true,
      "TCP data connections for each pair of processes, spread over the addresses that both have (ISTHMUS_INTERFACE names "
      "several interfaces); with two or more, one may be lost. 0: one for each such address",
      true},

@@ -370,7 +370,11 @@ void Gathering::on_frame(RootClient &c, uint16_t type, std::span<const std::byte
       return;
     case Meet::Result:
     case Meet::Failure:
-    case Meet::Again: break;
+    case Meet::Again:
+    case Meet::Enter:
+    case Meet::Welcome:
+    case Meet::Made:
+    case Meet::Kept: break;
   }
   malformed(c, formatted("an unexpected message (type {})", type));
 }

@@ -137,6 +137,8 @@ void Mesh::add_key(const Bytes16 &key) {
 
 void Mesh::drop_key(const Bytes16 &key) noexcept { state_->gate.drop_key(key); }
 
+bool Mesh::has_key(const Bytes16 &key) const noexcept { return state_->gate.has_key(key); }
+
 bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body) noexcept {
   if (type >= kFirstOwnType || body.size() > net::kMaxControlBody || peer.lost.load(std::memory_order_acquire)) return false;
   try {

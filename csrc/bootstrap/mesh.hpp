@@ -106,6 +106,7 @@ class Mesh {
   // The job keys of the worlds in which this process takes part. A connection must prove one of them.
   void add_key(const Bytes16 &key);
   void drop_key(const Bytes16 &key) noexcept;
+  bool has_key(const Bytes16 &key) const noexcept;
   // The peer with this endpoint, connected by:
   //   - the control connection;
   //   - the shared arena, where `want_shared` and the host nominates the peer. Where that fails, a warning says why, and memory is unshared;

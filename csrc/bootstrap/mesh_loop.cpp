@@ -256,7 +256,8 @@ void Mesh::State::leave_out_the_silent() {
   for (uint32_t i = 0; Peer *peer = find(i); ++i) {
     Peer::State &p = *peer->state_;
     const auto silent = [&] {
-      return !peer->lost.load(std::memory_order_relaxed) &&
+      // Until its first heartbeat the peer has not taken up the connection: init's deadline is for that.
+      return p.interval_ns != 0 && !peer->lost.load(std::memory_order_relaxed) &&
              silence.over(peer->last_heard_ns.load(std::memory_order_relaxed), p.interval_ns, now_ns());
     };
     if (silent()) on_readable(*peer);  // what has come and was not read yet

@@ -17,10 +17,11 @@ namespace isthmus::bootstrap {
 namespace {
 
 constexpr size_t kMostName = 1024, kMostMembers = 4096;
-constexpr int64_t kLookNs = 20'000'000;  // between two looks of a member that waits for newcomers
-constexpr int64_t kRefusedGraceNs =
-    2'000'000'000;                        // nobody listens at the ticket's addresses for so long: its process has ended
-constexpr int64_t kPauseNs = 50'000'000;  // between two attempts to connect
+constexpr int64_t kMemberLookNs = 20'000'000;  // between two looks of a member that waits for newcomers
+constexpr int64_t kAbsentNs = 2'000'000'000;   // nobody listens at the ticket's addresses for so long: its process has ended
+constexpr int32_t kMostWorld = 16'777'216;
+constexpr int64_t kMostWaitNs = 1'000'000'000'000'000'000;  // what a welcome may say
+constexpr int64_t kPauseNs = 50'000'000;                    // between two attempts to connect
 constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 constexpr std::string_view kPrefix = "isthmus-";
 
@@ -107,7 +108,9 @@ std::optional<Welcome> parse_welcome(std::span<const std::byte> body) {
   m.whole_ns = r.number<int64_t>();
   m.name = r.text(kMostName);
   m.members = r.text(kMostMembers);
-  if (!r.done() || m.rank < 0 || m.rank >= m.world || m.making_ns < 0 || m.whole_ns < m.making_ns) return {};
+  if (!r.done() || m.rank < 0 || m.rank >= m.world || m.world > kMostWorld || m.making_ns < 0 || m.whole_ns < m.making_ns ||
+      m.whole_ns > kMostWaitNs)
+    return {};
   return m;
 }
 
@@ -151,7 +154,7 @@ std::optional<Blob> Newcomers::answer(Newcomer &one, Meet wanted, Deadline deadl
     }
     if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK))
       fail(Code::PeerLost, "{}, to be rank {}, has closed its connection; it has probably ended", one.text(), one.slot);
-    if (net::wait_events(one.fd.get(), POLLIN, slice(deadline, kLookNs)) != 0) continue;
+    if (net::wait_events(one.fd.get(), POLLIN, slice(deadline, kMemberLookNs)) != 0) continue;
     if (look) look();
     if (deadline.passed())
       fail(Code::Timeout, "{}, to be rank {}, does not answer; it is stopped or very late", one.text(), one.slot);
@@ -225,7 +228,7 @@ void Entry::connect(const Ticket &ticket, const Bytes16 &key, Deadline deadline)
     bool refused = true;
     if (attempt(ticket, key, deadline, last, refused)) return;
     refused_since = !refused ? 0 : refused_since != 0 ? refused_since : now_ns();
-    if (refused_since != 0 && now_ns() - refused_since > kRefusedGraceNs)
+    if (refused_since != 0 && now_ns() - refused_since > kAbsentNs)
       fail(Code::PeerLost, "join: nobody listens at {} ({}): the process that made the ticket has ended", where_, last);
     if (deadline.passed())
       fail(Code::Timeout, "join: could not reach the process that made the ticket within {:g} s at {} ({})",
@@ -272,7 +275,10 @@ bool Entry::next(Meet wanted, std::span<const std::byte> &body, Deadline deadlin
     const auto got = reader_.next(type, body);
     if (got == net::FrameReader::Result::Frame) {
       if (static_cast<Meet>(type) == Meet::Failure)
-        if (const auto why = parse_failure(body)) throw Error(why->code, why->text);
+        if (const auto why = parse_failure(body)) {
+          refused_ = true;
+          throw Error(why->code, why->text);
+        }
       if (static_cast<Meet>(type) != wanted)
         fail(Code::Mismatch, "join: the process at {} sent a message of type {}", where_, type);
       return true;

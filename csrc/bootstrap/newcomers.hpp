@@ -108,8 +108,10 @@ class Entry final : public Exchange {
   std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) override;
   void say_made() noexcept;
   void say_failed(const Status &why) noexcept;  // this process does not have it
-  // Looks for the last word, at most until then. True: all have it. Throws the Failure. Error(PeerLost): the other end is gone.
+  // Looks for the last word, at most until then. True: all have it. Throws the Failure. Error(PeerLost): the other end is gone, unless
+  // refused() says that this was its word.
   bool kept(Deadline until);
+  bool refused() const noexcept { return refused_; }
 
  private:
   void connect(const Ticket &ticket, const Bytes16 &key, Deadline deadline);
@@ -122,6 +124,7 @@ class Entry final : public Exchange {
   Welcome welcome_;
   Deadline making_, whole_;
   uint32_t round_ = 0;
+  bool refused_ = false;  // a Failure has come
 };
 
 }  // namespace isthmus::bootstrap

@@ -12,6 +12,15 @@
 #include "net/wire.hpp"
 
 namespace isthmus::comm {
+// What each member says first: all must ask for the same.
+struct Ask {
+  uint64_t ticket = 0;  // a hash of it
+  int32_t newcomers = 0;
+  bool made_here = false;
+  std::vector<int> slots;
+  std::string name;
+};
+
 namespace {
 
 using bootstrap::Blob;
@@ -24,15 +33,6 @@ constexpr std::byte kHave{1}, kHaveNot{2};
 // What a rank contributes to the first agreement; a rank that calls agree() or shrink() contributes something else.
 constexpr uint64_t kGrows = 0x6973'746d'6772'6f77;
 constexpr uint64_t kMade = 1, kMayTryAgain = 2;  // as in a shrink, whose unconfirmed agreement this may be
-
-// What each member says first: all must ask for the same.
-struct Ask {
-  uint64_t ticket = 0;  // a hash of it
-  int32_t newcomers = 0;
-  bool made_here = false;
-  std::vector<int> slots;
-  std::string name;
-};
 
 Blob pack(const Ask &ask) {
   Blob out;
@@ -284,7 +284,7 @@ void await_last_word(bootstrap::Entry &entry, Communicator &made) {
     try {
       if (entry.kept(until)) return;
     } catch (const Error &e) {
-      if (e.code() != Code::PeerLost) throw;
+      if (e.code() != Code::PeerLost || entry.refused()) throw;
       gone = e;
     }
   }

@@ -55,8 +55,14 @@ class StreamNews {
     const Lock lock(mutex_);
     StreamReport &r = reports_[offer.stream];
     r.generation = std::max(r.generation, offer.generation);
+    std::erase_if(offers_, [&](const StreamOffer &older) { return older.stream == offer.stream; });
     offers_.push_back(std::move(offer));
     offered_.store(true, std::memory_order_release);
+  }
+  // Whether nobody has taken up the stream's last offer yet.
+  bool untaken(size_t stream) const {
+    const Lock lock(mutex_);
+    return std::any_of(offers_.begin(), offers_.end(), [&](const StreamOffer &o) { return o.stream == stream; });
   }
   bool offered() const noexcept { return offered_.load(std::memory_order_acquire); }
   std::vector<StreamOffer> take_offers() {

@@ -47,6 +47,11 @@ void Gate::drop_key(const Bytes16 &key) noexcept {
   if (at != keys_.end()) keys_.erase(at);
 }
 
+bool Gate::has_key(const Bytes16 &key) const noexcept {
+  const Lock lock(keys_mutex_);
+  return std::find(keys_.begin(), keys_.end(), key) != keys_.end();
+}
+
 int64_t Gate::next_deadline_ns() const noexcept {
   int64_t at = std::numeric_limits<int64_t>::max();
   for (const auto &[number, c] : clients_) at = std::min(at, c.deadline.ns());

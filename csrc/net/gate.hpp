@@ -40,6 +40,7 @@ class Gate {
   // Any thread. Keys are counted: each add needs its drop. The caller wakes the owner after an add, and service() looks again.
   void add_key(const Bytes16 &key);
   void drop_key(const Bytes16 &key) noexcept;
+  bool has_key(const Bytes16 &key) const noexcept;
   // Before the first client. A gate with very many keys finds the one that a hello means, and tries no other. Empty: no key is meant.
   using KeyOf = std::function<std::optional<Bytes16>(const Hello &)>;
   void find_keys(KeyOf key_of) { key_of_ = std::move(key_of); }
@@ -85,7 +86,7 @@ class Gate {
   int64_t resume_ns_ = 0;               // the gate does not listen until then: accept() had no descriptors; 0: no such pause
   std::map<uint64_t, Client> clients_;  // by number, which is the client's epoll data
   uint64_t next_client_ = 1'000'000;    // above every listener's number
-  Mutex keys_mutex_;
+  mutable Mutex keys_mutex_;
   std::vector<Bytes16> keys_ ISTHMUS_GUARDED_BY(keys_mutex_);
   std::atomic<bool> keys_changed_{false};
   KeyOf key_of_;  // empty: the keys are those of add_key()

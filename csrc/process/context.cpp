@@ -29,6 +29,7 @@ struct Endings {
 };
 PerProcess<Endings> the_endings;
 constexpr std::chrono::seconds kMostAtExit{2};
+constexpr double kLeaveSeconds = 0.25;  // for what has been sent, and is still to leave this process
 
 void await_endings() noexcept {
   Endings &endings = *the_endings;
@@ -124,6 +125,7 @@ Context::~Context() {
   workers_.end();
   devices_.end();
   data_streams_.end();
+  if (links_.need_driving()) links_.let_leave(Deadline(kLeaveSeconds));
   mesh_->shut_down();  // no more events; events that come until then still use the rooms
 }
 

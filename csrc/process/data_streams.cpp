@@ -25,8 +25,11 @@ void DataStreams::add(bootstrap::Peer &peer, link::TcpLink &link) {
 
 void DataStreams::use_key(const bootstrap::Peer &peer, const bootstrap::Bytes16 &key) {
   const Lock lock(mutex_);
-  for (auto &w : links_)
-    if (w->peer == &peer) w->key = key;
+  for (auto &w : links_) {
+    if (w->peer != &peer) continue;
+    std::erase_if(w->keys, [&](const bootstrap::Bytes16 &other) { return other == key || !mesh_->has_key(other); });
+    w->keys.push_back(key);
+  }
 }
 
 bool DataStreams::look(WatchedLink &w) {
@@ -82,6 +85,11 @@ void DataStreams::end() noexcept {
   if (thread.joinable()) thread.join();
 }
 
+bool DataStreams::stopped() const noexcept {
+  const Lock lock(mutex_);
+  return stop_;
+}
+
 int DataStreams::threads() const noexcept {
   const Lock lock(mutex_);
   return thread_.joinable() ? 1 : 0;
@@ -96,15 +104,19 @@ std::vector<DataStreams::OfPeer> DataStreams::report() const {
 
 bool DataStreams::dial(const WatchedLink &w) {
   if (w.link->broken() || w.peer->lost.load(std::memory_order_acquire)) return false;
+  if (w.keys.empty()) return true;
   bool all = true;
   link::StreamNews &news = w.link->news();
   const auto streams = news.report();
   for (uint32_t s = 0; s < streams.size(); ++s) {
     if (streams[s].connected) continue;
     all = false;
+    if (news.untaken(s) || stopped()) continue;
     try {
       const uint32_t generation = news.next_generation(s);
-      news.offer({s, generation, mesh_->connect_again(*w.peer, w.key, s, generation, Deadline(kAttemptSeconds))});
+      // The other side may have dropped a key already that lives here, so the attempts take them in turn.
+      const auto &key = w.keys[generation % w.keys.size()];
+      news.offer({s, generation, mesh_->connect_again(*w.peer, key, s, generation, Deadline(kAttemptSeconds))});
       bell_.ring();
     } catch (const Error &e) { ISTHMUS_DEBUG("data stream {} to {}: {}", s + 1, w.peer->endpoint.hostname, e.text()); }
   }
@@ -118,7 +130,8 @@ void DataStreams::loop() noexcept {
     bool wanted = false;
     for (size_t i = 0; i < links_.size() && !stop_; ++i) {
       if (!links_[i]->wanted) continue;
-      const WatchedLink w = *links_[i];
+      WatchedLink w = *links_[i];
+      std::erase_if(w.keys, [&](const bootstrap::Bytes16 &key) { return !mesh_->has_key(key); });
       bool more = false;
       {
         const Unlocked outside(mutex_);

@@ -29,11 +29,12 @@ class DataStreams {
 
   void begin(bootstrap::Mesh &mesh) noexcept { mesh_ = &mesh; }
   void add(bootstrap::Peer &peer, link::TcpLink &link);  // the link outlives end()
-  void use_key(const bootstrap::Peer &peer,
-               const bootstrap::Bytes16 &key);  // of the job, for streams that are connected again
+  // A key of a communicator with that peer, for streams that are connected again.
+  void use_key(const bootstrap::Peer &peer, const bootstrap::Bytes16 &key);
   void look() noexcept;
   void came(bootstrap::Peer &peer, uint32_t stream, uint32_t generation, UniqueFd socket);
   void end() noexcept;  // waits for an attempt that is under way, at most kAttemptSeconds
+  bool stopped() const noexcept;
   int threads() const noexcept;
 
   struct OfPeer {
@@ -47,7 +48,7 @@ class DataStreams {
   struct WatchedLink {
     bootstrap::Peer *peer;
     link::TcpLink *link;
-    bootstrap::Bytes16 key{};
+    std::vector<bootstrap::Bytes16> keys{};  // of communicators with the peer; the mesh knows which live
     std::vector<link::StreamReport> told{};  // as the log has it
     bool wanted = false;                     // some streams are to be connected again
   };

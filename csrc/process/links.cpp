@@ -93,7 +93,7 @@ void Links::make_ucx_link(bootstrap::Peer &peer, std::span<const std::byte> addr
   }
   slot->sockets = true;
   has_sockets_.store(true, std::memory_order_release);
-  has_ucx_.store(true, std::memory_order_release);
+  need_driving_.store(true, std::memory_order_release);
   const Lock lock(mutex_);
   add(std::move(slot));
 }
@@ -158,6 +158,7 @@ link::Link *Links::link_to(bootstrap::Peer *peer, Carrier carrier) {
   } else if (carrier == Carrier::Tcp) {
     auto tcp = std::make_unique<link::TcpLink>(std::move(peer->data));
     data_streams_.add(*peer, *tcp);
+    if (tcp->streams() > 1) need_driving_.store(true, std::memory_order_release);
     slot->link = std::move(tcp);
     slot->sockets = true;
     has_sockets_.store(true, std::memory_order_release);
@@ -186,6 +187,16 @@ bool Links::drive(LinkSlot &slot) {
   }
   slot.link->end_turn();
   return moved;
+}
+
+void Links::let_leave(Deadline deadline) noexcept {
+  const uint32_t n = link_count_.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < n; ++i) {
+    LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
+    while (slot.sockets && !slot.link->idle() && slot.broken_ns.load(std::memory_order_acquire) == 0 &&
+           !slot.peer->lost.load(std::memory_order_acquire) && !deadline.passed())
+      if (!drive(slot)) ::usleep(200);
+  }
 }
 
 bool Links::drive(LookAt links) noexcept {

@@ -66,8 +66,11 @@ class Links final {
   link::Link *link_to(bootstrap::Peer *peer, Carrier carrier);
   // A peer has made its ring for what it sends to this process (Control::StreamRing).
   void ring_came(bootstrap::Peer &peer, const StreamRingBody &ring);
-  // Whether some links make way only while a thread drives them: what they have sent has not left this process yet.
-  bool need_driving() const noexcept { return has_ucx_.load(std::memory_order_acquire); }
+  // Whether some links make way only while a thread drives them, so one drives them now and then also where no operation is under way: what
+  // they have sent may not have left this process yet, and several streams have to notice the loss of one.
+  bool need_driving() const noexcept { return need_driving_.load(std::memory_order_acquire); }
+  // Drives the links that still hold what was sent, at most until then. For the end of the process's use.
+  void let_leave(Deadline deadline) noexcept;
   bool any() const noexcept { return link_count_.load(std::memory_order_acquire) != 0; }
   int count() const noexcept { return static_cast<int>(link_count_.load()); }
 
@@ -137,7 +140,7 @@ class Links final {
   std::vector<std::unique_ptr<LinkSlot>> links_ ISTHMUS_GUARDED_BY(mutex_);  // append only
   std::array<std::atomic<LinkSlot *>, 4096> link_table_{};                   // the same, to be read without the lock
   std::atomic<uint32_t> link_count_{0};
-  std::atomic<bool> has_sockets_{false}, has_broken_{false}, has_ucx_{false};
+  std::atomic<bool> has_sockets_{false}, has_broken_{false}, need_driving_{false};
   // Rings that came before this process had made its link.
   std::vector<std::pair<bootstrap::Peer *, StreamRingBody>> early_rings_ ISTHMUS_GUARDED_BY(mutex_);
 

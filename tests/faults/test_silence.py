@@ -1,4 +1,4 @@
-"""Processes that say nothing (SIGSTOP), where ISTHMUS_SILENCE_MS says for how long one may: they are lost before a deadline."""
+"""Processes that say nothing (SIGSTOP), where ISTHMUS_SILENCE_MS says for how long one may: they are lost early."""
 
 from __future__ import annotations
 

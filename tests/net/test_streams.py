@@ -25,7 +25,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 def start(hosts: Hosts, folder: Path, **settings: str) -> list[Process]:
-    return hosts.start_on((0, 1), [{**own, **settings} for own in SETTINGS], str(folder), program=RANK)
+    return hosts.start_on((0, 1), [{**own, "ISTHMUS_TCP_STREAMS": "0", **settings} for own in SETTINGS], str(folder), program=RANK)
 
 
 def until(ranks: list[Process], what: Any, most: int = 400) -> list[Any]:

@@ -171,6 +171,7 @@ class _Job:
                     raise
                 time.sleep(_PAUSE)
             except TimeoutError as error:
+                until = time.monotonic() + self.quorum.answer
                 found = _LATE.search(str(error))
                 if found is None or left == 0:
                     raise
