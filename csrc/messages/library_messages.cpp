@@ -68,7 +68,8 @@ void LibraryMessages::pass(const Operation &op) noexcept {
 bool LibraryMessages::take(Operation *op) noexcept {
   if (op->message.counted || !counts(*op)) return false;
   count(*op);
-  if (may_go(*op) && sides_[at(op->call.root)].of(sends(*op)).is_awaited(op->message.number)) {
+  // A message of a group has been announced for a slot already.
+  if (!op->message.grouped && may_go(*op) && sides_[at(op->call.root)].of(sends(*op)).is_awaited(op->message.number)) {
     settle({&op, 1}, 0);
     return by_library(*op);
   }
@@ -163,7 +164,7 @@ void LibraryMessages::settle(std::span<Operation *const> messages, int64_t until
       for (const Operation *op : messages)
         if (!way_with(*op)) pass(*op);
       if (!ways_.empty() && core_.device.quiet->try_open()) {
-        if (agree(until_ns)) give(messages);
+        if (agree(std::min(until_ns, fits->time.deadline_ns))) give(messages);
         core_.device.quiet->close();
         core_.wake();
       }

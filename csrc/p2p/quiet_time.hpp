@@ -28,7 +28,8 @@ class QuietTime {
   }
   void leave() noexcept { inside_.fetch_sub(1, std::memory_order_seq_cst); }
   bool try_open() noexcept {  // false: something waits there, or another quiet time is open
-    if (open_.exchange(true, std::memory_order_seq_cst)) return false;
+    // Who enters while a try that fails is open would sleep for nothing, so what is there already is seen without opening.
+    if (inside_.load(std::memory_order_seq_cst) != 0 || open_.exchange(true, std::memory_order_seq_cst)) return false;
     if (inside_.load(std::memory_order_seq_cst) == 0) return true;
     close();
     return false;

@@ -71,8 +71,7 @@ class Links final {
   bool need_driving() const noexcept { return need_driving_.load(std::memory_order_acquire); }
   // Drives the links that still hold what was sent, at most until then. For the end of the process's use.
   void let_leave(Deadline deadline) noexcept;
-  bool any() const noexcept { return link_count_.load(std::memory_order_acquire) != 0; }
-  int count() const noexcept { return static_cast<int>(link_count_.load()); }
+  int count() const noexcept { return static_cast<int>(link_count_.load(std::memory_order_acquire)); }
 
   // Moves what the links can move. True if something moved.
   bool drive(LookAt links = LookAt::AllLinks) noexcept;

@@ -164,7 +164,7 @@ void Progress::sleep_with_work(const Listed &listed, int64_t idle_ns) {
   const bool spare = processors_to_spare();
   // Elsewhere a nap is as long as on a thread of the program's, whose timers have slack: others need the processor.
   const int64_t nap_ns = polls ? Drivable::device_nap(idle_ns, spare) + (spare ? 0 : kUsualSlackNs) : 5'000'000;
-  links_.sleep(links_.any(), nap_ns, [&](LookAt links) {
+  links_.sleep(links_.count() != 0, nap_ns, [&](LookAt links) {
     for (const auto &rank : listed.ranks)
       if (rank->has_work() && rank->waiters() == 0 && rank->drive(links)) return true;
     return version_.load(std::memory_order_acquire) != listed.version || stop_.load(std::memory_order_acquire) ||

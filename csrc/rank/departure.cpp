@@ -33,7 +33,7 @@ bool Departure::end_operations(int64_t until_ns) noexcept {
     driver_.check_deadlines(now_ns());
     receives = now_ns() - begun > kReceives && only_receives_wait();
     if (receives) break;
-    core_.context->links().sleep(core_.context->links().any(), 1'000'000,
+    core_.context->links().sleep(core_.context->links().count() != 0, 1'000'000,
                                  [&](LookAt links) { return driver_.drive(links) || !core_.has_work(); });
   }
   // Some peers may not have heard yet why this communicator failed. They must hear the reason before they hear of this rank's leaving.

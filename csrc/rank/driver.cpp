@@ -9,7 +9,7 @@ namespace isthmus::rank {
 
 bool RankDriver::drive(LookAt links) noexcept {
   const bool moved = drive_operations();
-  return (core_.context->links().any() && core_.context->links().drive(links)) || moved;
+  return (core_.context->links().count() != 0 && core_.context->links().drive(links)) || moved;
 }
 
 bool RankDriver::drive_operations() noexcept {
@@ -69,7 +69,7 @@ struct RankDriver::Waiting {
   Waiting(Operation *of, const RankCore &core) noexcept
       : op(of), p2p(of->is_p2p()), crowded(process::oversubscribed()), spare(process::processors_to_spare()) {
     const bool group = of->end.children.load(std::memory_order_relaxed) != 0;
-    sockets = core.context->links().any() && (p2p || group || !core.id.topology.flat);
+    sockets = core.context->links().count() != 0 && (p2p || group || !core.id.topology.flat);
     frames = p2p || group || (of->plan && of->plan->uses_links) || !of->core;
     polls = crowded || sockets ? 8 : 256;
   }
@@ -122,7 +122,7 @@ bool RankDriver::wait(Operation *op, int64_t until_ns) noexcept {
       bool moved = drive_operations();
       over = op->over();
       if (over) break;
-      if ((w.frames || (w.idle & 63) == 63) && context.links().any()) moved |= context.links().drive();
+      if ((w.frames || (w.idle & 63) == 63) && context.links().count() != 0) moved |= context.links().drive();
       if (moved) {
         if (w.sockets && w.idle_since != 0) context.links().note_socket_wait(now_ns() - w.idle_since);
         w.has_moved();

@@ -25,7 +25,8 @@ def hosts() -> Iterator[Hosts]:
 
 
 def start(hosts: Hosts, folder: Path, **settings: str) -> list[Process]:
-    return hosts.start_on((0, 1), [{**own, "ISTHMUS_TCP_STREAMS": "0", **settings} for own in SETTINGS], str(folder), program=RANK)
+    each = {"ISTHMUS_TCP_STREAMS": "0", **settings}
+    return hosts.start_on((0, 1), [{**own, **each} for own in SETTINGS], str(folder), program=RANK)
 
 
 def until(ranks: list[Process], what: Any, most: int = 400) -> list[Any]:

@@ -89,7 +89,7 @@ Result attribute(int which, int n, int *value) {
   if (which < 0 || which > kLastOfAmd || (which > kLastCommon && which < kFirstOfAmd)) return kInvalidValue;
   switch (which) {
     case kAsyncEngines: *value = 2; break;
-    case kConcurrentKernels: *value = settings().queues > 1; break;
+    case kConcurrentKernels: *value = hardware_queues() > 1; break;
     case kHostPointersOnDevice: *value = settings().same_address; break;
     case kMajor: *value = options().major; break;
     case kMinor: *value = options().minor; break;

@@ -25,7 +25,7 @@ void Stream::wait_done(uint64_t items) const {
 // ---- devices --------------------------------------------------------------------------------------------------------------
 
 Device::Device(int ordinal) : ordinal_(ordinal) {
-  for (int i = 0; i < settings().queues; ++i) queues_.push_back(std::make_unique<Queue>(*this, i));
+  for (int i = 0; i < hardware_queues(); ++i) queues_.push_back(std::make_unique<Queue>(*this, i));
   null_ = std::make_shared<Stream>(*this, *queues_[0], 0u, 0, false, Kind::Null);
 }
 

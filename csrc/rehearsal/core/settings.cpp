@@ -1,8 +1,11 @@
 #include "core/settings.hpp"
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 
 namespace rehearsal {
 namespace {
@@ -81,20 +84,23 @@ Settings read() {
   return s;
 }
 
-Settings &the_settings() {
-  static Settings *const the = new Settings(read());  // never destroyed: threads may ask during an exit
-  return *the;
-}
+std::atomic<int> most_queues{std::numeric_limits<int>::max()};
 
 }  // namespace
 
-const Settings &settings() { return the_settings(); }
+const Settings &settings() {
+  static const Settings *const the = new Settings(read());  // never destroyed: threads may ask during an exit
+  return *the;
+}
 
 void limit_queues(const char *name) {
   const char *text = std::getenv(name);
   const long most = text ? std::strtol(text, nullptr, 10) : 0;
-  if (most > 0 && most < the_settings().queues) the_settings().queues = static_cast<int>(most);
+  int now = most_queues.load();
+  while (most > 0 && most < now && !most_queues.compare_exchange_weak(now, static_cast<int>(most))) {}
 }
+
+int hardware_queues() { return std::min(settings().queues, most_queues.load()); }
 
 bool switched_on(const char *name) {
   bool on = false;

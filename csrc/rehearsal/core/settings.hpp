@@ -50,9 +50,11 @@ struct Settings {
 
 REHEARSAL_API const Settings &settings();
 
-// What a vendor's own variable says of the number of hardware queues: settings().queues is at most that from now on. `name` is the variable's
+// What a vendor's own variable says of the number of hardware queues: hardware_queues() is at most that from now on. `name` is the variable's
 // whole name. To be called before there is a device. What is not a number from 1 on counts for nothing, as with the vendors.
 REHEARSAL_API void limit_queues(const char *name);
+// Of a device: REHEARSAL_QUEUES, and no more than the vendors' own variables say.
+REHEARSAL_API int hardware_queues();
 
 // Whether a variable is set and not 0. For switches of one vendor; `name` is the variable's whole name.
 REHEARSAL_API bool switched_on(const char *name);

@@ -123,7 +123,7 @@ EXPORT Result cuDeviceGetAttribute(int *value, int attribute, DeviceNumber n) {
     case 16: *value = 1; break;                        // multiprocessors
     case 18: *value = 0; break;                        // integrated
     case 19: *value = 1; break;                        // maps host memory
-    case 31: *value = settings().queues > 1; break;    // concurrent kernels
+    case 31: *value = hardware_queues() > 1; break;    // concurrent kernels
     case 33: *value = pci_bus(n); break;               // PCI bus
     case 34: *value = 0; break;                        // PCI device
     case 40: *value = 2; break;                        // copy engines
