@@ -48,11 +48,15 @@ void Mesh::State::run() noexcept {
         const Lock lock(mutex);
         claimed.swap(fresh);
       }
-      for (Peer *peer : claimed) on_readable(*peer);
+      for (Peer *peer : claimed) {
+        beat(*peer);  // so that the other side knows from now on that this one is heard
+        on_readable(*peer);
+      }
       claimed.clear();
       if (silence.watched()) leave_out_the_silent();
       if (now_ns() >= tick) {
-        beat();
+        for (uint32_t i = 0; Peer *peer = find(i); ++i) beat(*peer);
+        events.on_tick();
         tick = now_ns() + heartbeat_ns;
       }
     } catch (const std::exception &e) {  // out of memory or descriptors; the mesh goes on
@@ -274,16 +278,13 @@ void Mesh::State::leave_out_the_silent() {
   }
 }
 
-void Mesh::State::beat() {
+void Mesh::State::beat(Peer &peer) {
   const auto ms = static_cast<uint32_t>(heartbeat_ns / 1'000'000);
   const auto interval =
       std::as_bytes(std::span(&ms, 1));  // as encode(Elapsed) has it, which allocates: a heartbeat must not
-  for (uint32_t i = 0; Peer *peer = find(i); ++i) {
-    Peer::State &p = *peer->state_;
-    const Lock lock(p.mutex);
-    if (p.control && p.out.empty()) queue(p, i, static_cast<uint16_t>(Own::Heartbeat), interval);
-  }
-  events.on_tick();
+  Peer::State &p = *peer.state_;
+  const Lock lock(p.mutex);
+  if (p.control && p.out.empty()) queue(p, peer.index, static_cast<uint16_t>(Own::Heartbeat), interval);
 }
 
 void Mesh::State::farewell() noexcept {

@@ -105,7 +105,7 @@ struct Mesh::State final : GreetingEvents {
   void on_writable(Peer &peer);
   void on_ended(Peer &peer);
   void lose(Peer &peer, const std::string &why);
-  void beat();
+  void beat(Peer &peer);
   void leave_out_the_silent();
   void farewell() noexcept;
 };
