@@ -46,7 +46,7 @@ def test_ranks_meet_over_the_data_network_though_the_default_route_leads_nowhere
     ranks = job(vendors, hosts)
     run(ranks, scripted)
     ended_well(ranks)
-    assert any("tcp streams one for each address" in rank.logged for rank in ranks), ranks[0].logged
+    assert any("tcp streams 1" in rank.logged for rank in ranks), ranks[0].logged
 
 
 @pytest.mark.parametrize("vendors", ["na", "hn"])
