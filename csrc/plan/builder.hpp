@@ -89,6 +89,9 @@ Range piece_at(const Builder &b, size_t h, size_t j);
 // shorter chunk is summed by itself.
 void scatter_sum(Builder &b, uint32_t block, Span to, When when);
 inline constexpr When kFullAndPart[] = {When::FullChunk, When::PartChunk};
+// The device's stage of a small all_reduce: the library sums, the island's first rank gives the sum to its host at `mine` and takes the result at
+// `result`, and the library spreads it.
+void leader_stage(Builder &b, Extent e, Span mine, Span result);
 // The library brings the pieces of a chunk together on all ranks of the island, each of which has its own there: at `all`, of the block 0 of `of`.
 void gather_pieces(Builder &b, Memory of, Span all);
 // Ranges of a chunk that the clusters own, by bridge_shares of their weights, cut at multiples of kLine; `without` gets

@@ -63,19 +63,10 @@ void small_all_reduce(Builder &b) {
   b.plan.chunks = b.plan.slots = 1;
   const Range all = b.whole();
   const auto e = b.extent(Memory::Input, 0, all);
-  const Span input = Builder::input(0, 0), output = Builder::output(0, 0), mine = b.ring(b.rank, 0),
-             result = b.ring(b.rank, all.size());
+  const Span mine = b.ring(b.rank, 0), result = b.ring(b.rank, all.size());
   const bool leader = b.position == 0;
   if (leader) b.need_ring(2 * all.size());
-  b.device_stage("island", 0);
-  b.call(IslandCall::AllReduce, When::Always, e, input, output);
-  if (leader) {
-    b.move(e, output, mine);
-    b.post(kStaged);
-    b.wait(b.rank, kReady);
-    b.move(e, result, output);
-  }
-  b.call(IslandCall::Broadcast, When::Always, e, output, output, 0);
+  leader_stage(b, e, mine, result);
   if (!leader) return;
   b.stage("send", 0);
   b.wait(b.rank, kStaged);
@@ -89,6 +80,19 @@ void small_all_reduce(Builder &b) {
 }
 
 }  // namespace
+
+void leader_stage(Builder &b, Extent e, Span mine, Span result) {
+  const Span input = Builder::input(0, 0), output = Builder::output(0, 0);
+  b.device_stage("island", 0);
+  b.call(IslandCall::AllReduce, When::Always, e, input, output);
+  if (b.position == 0) {
+    b.move(e, output, mine);
+    b.post(kStaged);
+    b.wait(b.rank, kReady);
+    b.move(e, result, output);
+  }
+  b.call(IslandCall::Broadcast, When::Always, e, output, output, 0);
+}
 
 void scatter_sum(Builder &b, uint32_t block, Span to, When when) {
   const auto call = [&](IslandCall what, size_t j) {

@@ -73,17 +73,8 @@ void small_shared_all_reduce(Builder &b) {
     b.stage("finish", 0);
     return sum(input, output);
   }
-  const bool leader = b.position == 0;
-  b.device_stage("island", 0);
-  b.call(IslandCall::AllReduce, When::Always, e, input, output);
-  if (leader) {
-    b.move(e, output, mine);
-    b.post(kStaged);
-    b.wait(b.rank, kReady);
-    b.move(e, result, output);
-  }
-  b.call(IslandCall::Broadcast, When::Always, e, output, output, 0);
-  if (!leader) return;
+  leader_stage(b, e, mine, result);
+  if (b.position != 0) return;
   b.stage("give", 0);
   b.wait(b.rank, kStaged);
   b.post(kCopied);

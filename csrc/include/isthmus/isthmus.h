@@ -272,7 +272,9 @@ ISTHMUS_API isthmus_result isthmus_comm_measure_star(isthmus_comm_t comm, double
 ISTHMUS_API isthmus_result isthmus_context_stats(char **json); /* threads, descriptors, staging bytes, links, communicators; those
  * destroyed that peers may still read ("leaving"), and slots that a device may still write to, which nobody gets ("rings_lost");
  * "staging_pages": null until a device has pinned staging memory, then the NUMA node that was asked for ("numa", -1: none), how many pages
- * were looked at, how many of them are on another node ("elsewhere"), the bytes in huge pages, and what was lost and why ("lost", or "") */
+ * were looked at, how many of them are on another node ("elsewhere"), the bytes in huge pages, and what was lost and why ("lost", or "");
+ * "streams": for each process that is reached by TCP {"hostname", "pid", "streams": [{"connected", how often it was "lost" and "back",
+ * "why" the last time}]} */
 ISTHMUS_API void isthmus_free(void *p);
 ISTHMUS_API size_t isthmus_dtype_size(isthmus_dtype dtype); /* bytes; 0 for a bad value */
 ISTHMUS_API const char *isthmus_dtype_name(isthmus_dtype dtype);
