@@ -234,13 +234,18 @@ def test_sizes_that_differ_are_told_as_they_are_told_of_other_messages() -> None
     def body(comm: isthmus.Comm) -> str:
         other = 1 - comm.rank
         there, back = DeviceArray.of(numbers(comm.rank, other)), DeviceArray.of(np.zeros(COUNT + 1, np.float32))
-        with pytest.raises(isthmus.Error) as said, isthmus.group():
-            comm.send(there, other)
-            comm.recv(back if comm.rank else back.part(0, COUNT), other)
-        return str(said.value)
+        try:
+            with isthmus.group():
+                comm.send(there, other)
+                comm.recv(back if comm.rank else back.part(0, COUNT), other)
+        except isthmus.Error as error:
+            return str(error)
+        return ""
 
-    found: list[str] = run_fleet("nvidia:2", lambda: with_comm(body), init=False)
-    assert any("both sides must name the same count and dtype" in text for text in found), found
+    sender, receiver = run_fleet("nvidia:2", lambda: with_comm(body), init=False)
+    assert "both sides must name the same count and dtype" in receiver, receiver
+    # Its message may lie in the other side's slots, and so be sent, before that side finds that it is not what it wants.
+    assert sender == "" or "rank 1" in sender or "both sides must name" in sender, sender
 
 
 def with_comm(body: Callable[[isthmus.Comm], Any], settings: dict[str, Any] | None = None) -> Any:
