@@ -13,7 +13,7 @@
 # PYTHON=python3.12 chooses the interpreter of .venv; TORCH_INDEX=<pip index> where torch comes from, if it is not pip's usual one.
 # WHEELS="--python python3.12 --torch torch==2.13.0" are words for scripts/make_wheels.py.
 # Of the tests: STAGES="unit python" chooses stages, ONLY="test_link:Link.Name" or ONLY=tests/python/test_work.py one test in a stage,
-# SHARE=<number or commit> the share of long products, PYTEST="-x" more words for pytest (scripts/test.py).
+# WHOLE=1 everything, also where little differs from a green run; SHARE=<number or commit> the share of long products, PYTEST="-x" more words for pytest (scripts/test.py).
 
 ifndef PYTHON
 PYTHON := $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python3.10,\
@@ -25,7 +25,7 @@ export TORCH_INDEX
 # A jobserver of this make has nothing to say to the builds that the scripts start.
 unexport MAKEFLAGS MFLAGS
 
-TESTS := --stages="$(STAGES)" --only="$(ONLY)" --share="$(SHARE)" --pytest="$(PYTEST)"
+TESTS := --stages="$(STAGES)" --only="$(ONLY)" --share="$(SHARE)" --whole="$(WHOLE)" --pytest="$(PYTEST)"
 
 .PHONY: build wheel demo test test-all bench docs lint tidy format clean distclean python
 

@@ -4,6 +4,8 @@
 Half of clang's time goes into headers, so several sources of a folder are read at once. Where that finds something, each of
 them is read alone: it may be no more than two names that collide. Prints one line a fault; exit status 1 if there is one.
 
+Where nothing was found, build/locks keeps what clang had read. Sources are not read again while none of that has changed.
+
 Some faces need a package of the Python that runs this: torch or pybind11. Without it their folders are left out, and the
 last line says so.
 """
@@ -12,7 +14,9 @@ from __future__ import annotations
 
 import atexit
 import functools
+import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -84,11 +88,11 @@ def includes(root: Path, folder: Path) -> list[str]:
     return ["-I", str(root / face), *made, *public, *(package(name) or []), "-idirafter", str(root / "csrc")]
 
 
-def said(root: Path, sources: list[Path]) -> list[str]:
+def said(root: Path, sources: list[Path], *more: str) -> list[str]:
     """What clang says of these sources of one folder, as one file: a line a fault."""
     text = "".join(f'#include "{source}"\n' for source in sources)
     result = subprocess.run(
-        [*COMMAND, *includes(root, sources[0].parent), "-x", "c++", "-"],
+        [*COMMAND, *includes(root, sources[0].parent), *more, "-x", "c++", "-"],
         input=text,
         text=True,
         capture_output=True,
@@ -99,11 +103,70 @@ def said(root: Path, sources: list[Path]) -> list[str]:
     return faults or [f"clang++ failed on {', '.join(map(str, sources))}: {result.stderr.strip()}"]
 
 
+@functools.cache
+def clang() -> str:
+    return subprocess.run([COMMAND[0], "--version"], text=True, capture_output=True, check=True).stdout
+
+
+class Seen:
+    """What clang had read when it found nothing in these sources: each file, with a digest."""
+
+    def __init__(self, root: Path, sources: list[Path]) -> None:
+        folder = sources[0].parent.relative_to(root)
+        names = "\n".join(source.name for source in sources)
+        self.root, self.asked = root, [*COMMAND, names, clang()]
+        stem = hashlib.sha256(f"{folder}\n{names}".encode()).hexdigest()[:16]
+        self.stamp = root / "build" / "locks" / f"{folder.as_posix().replace('/', '-')}-{stem}"
+        self.read = self.stamp.with_suffix(".d")
+        # The folder of headers that are made has another name in each run.
+        self.made = f"{made_headers(root)}/" if folder.as_posix() == "csrc/interpose" else "\n"
+
+    def still(self) -> bool:
+        try:
+            before = json.loads(self.stamp.read_text())
+            return before["asked"] == self.asked and all(self._now(name) == was for name, was in before["files"].items())
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def keep(self) -> None:
+        """By the rule of make that clang has written."""
+        _, _, words = self.read.read_text().replace("\\\n", " ").partition(":")
+        files = [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", words.strip())]
+        names = [name.replace(self.made, "made/") for name in files if name not in ("-", "<stdin>")]
+        self.stamp.write_text(json.dumps({"asked": self.asked, "files": {name: self._now(name) for name in names}}))
+
+    def _now(self, name: str) -> str:
+        return _digest(Path(name.replace("made/", self.made, 1) if name.startswith("made/") else self.root / name))
+
+
+def _digest(path: Path) -> str:
+    state = path.stat()
+    return _digest_of(path, state.st_mtime_ns, state.st_size)
+
+
+@functools.cache  # many sources include the same headers
+def _digest_of(path: Path, *_: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:24]
+
+
+def found(root: Path, sources: list[Path]) -> list[str]:
+    """What clang says of them. Where that is nothing, it is kept what was read."""
+    seen = Seen(root, sources)
+    seen.stamp.parent.mkdir(parents=True, exist_ok=True)
+    if faults := said(root, sources, "-MD", "-MF", str(seen.read), "-MT", "it"):
+        seen.stamp.unlink(missing_ok=True)
+    else:
+        seen.keep()
+    return faults
+
+
 def check(root: Path, sources: list[Path]) -> list[str]:
     """The faults of these sources, and of the headers that they include."""
-    if not said(root, sources):
+    if Seen(root, sources).still() or all(Seen(root, [source]).still() for source in sources):
         return []
-    return [fault for source in sources for fault in said(root, [source])]
+    if not found(root, sources):
+        return []
+    return [fault for source in sources for fault in found(root, [source])]
 
 
 def groups(root: Path) -> list[list[Path]]:

@@ -20,11 +20,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import oneccl
+import part
 from setup import ONECCL, RELEASE, ROOT, VENV, build_environment, warnings_are_errors
 
 SUITE = ROOT / "build" / "suite"
 CORES = os.cpu_count() or 1
 COMMAND_SECONDS, BUILD_SECONDS = 5400, 7200  # what does not end is ended
+LEFT_OUT = "part of the suite: "  # so begins what tests/conftest.py says of one
 DEMO_SECONDS = 240  # processor time of `make demo`, which depends on what else runs less than time does
 
 
@@ -43,6 +45,7 @@ class Run:
     workers: int = 2 * CORES  # of pytest: most of its tests wait
     pytest: list[str] = field(default_factory=list)
     verbose: bool = False
+    part: part.Part | None = None  # of a tree that hardly differs from one of which everything was green
 
 
 class Stage:
@@ -55,6 +58,7 @@ class Stage:
         self.cases = SUITE / "cases" / name
         self.beside = False  # what tests: at a low priority
         self.processor = 0.0
+        self.left_out = ""  # of a run that takes a part of the suite: how much of this stage it took
         self.child: subprocess.Popen[bytes] | None = None
         self.log.write_text("")
         shutil.rmtree(self.cases, ignore_errors=True)
@@ -127,8 +131,14 @@ class Stage:
         """Runs the tests with this label, some side by side: most of them wait. Keeps each one's cases for tests/suite."""
         program, _, case = self.asked.only.partition(":")
         chosen = ("-R", f"^{program}(_[0-9]+_of_[0-9]+)?$") if program else ("-L", label) if label else ()
-        shares = {} if self.asked.everything or program else {"SUITE_SHARE": str(self.asked.share)}
+        given: dict[str, str] = {} if self.asked.everything or program else {"SUITE_SHARE": str(self.asked.share)}
         self.cases.mkdir(parents=True)
+        if self.asked.part and not program:
+            choice = self.choose(self.asked.part, build, chosen)
+            if not choice.names:
+                return
+            chosen = ("-R", f"^({'|'.join(choice.names)})$")
+            given |= self.given(self.asked.part, choice)
         self.run(
             *(*before, "ctest", "--test-dir", build, "--output-on-failure", "--no-tests=error", "-j", str(CORES + 1)),
             *("--timeout", f"{300 * self.asked.patience:.0f}", "--output-junit", self.cases / "ctest.junit", *chosen),
@@ -136,11 +146,32 @@ class Stage:
                 "SUITE_CASES": str(self.cases),
                 "TEST_PATIENCE": f"{self.asked.patience * patience:.1f}",
                 **({"SUITE_CASE": case} if case else {}),
-                **shares,
+                **given,
                 **vendor_libraries(),
                 **env,
             },
         )
+
+    def choose(self, chosen: part.Part, build: Path, asked: tuple[str, ...]) -> part.Choice:
+        """What a part has of the tests that are asked for."""
+        tests = part.listed(self.run("ctest", "--test-dir", build, "--show-only=json-v1", *asked))
+        choice = part.choose(chosen, self.name, tests)
+        self.left_out = choice.told()
+        return choice
+
+    def given(self, chosen: part.Part, choice: part.Choice) -> dict[str, str]:
+        """What tells them: tests/cpp/run.sh those of GoogleTest, tests/conftest.py those that pytest runs."""
+        again = self.cases / "again"
+        again.mkdir()
+        for name, cases in choice.again.items():
+            (again / name).write_text(cases)
+        jobs = [name.removeprefix("interpose_") for name in chosen.failed.get(self.name, [])]
+        return {
+            "SUITE_AGAIN": str(again),
+            "SUITE_PART": chosen.of_pytest(self.name, [f"tests/interpose/test_{name}.py" for name in jobs]),
+            "SUITE_THIRD": str(chosen.third),
+            "SUITE_WHOLE": " ".join(choice.whole),
+        }
 
 
 def vendor_libraries() -> dict[str, str]:
@@ -245,12 +276,17 @@ def python(stage: Stage) -> None:
     # By their names, so that what folders print at the end of a run is printed.
     folders = sorted({str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/test_*.py")})
     chosen = [asked.only] if asked.only else [*folders, "-n", str(asked.workers), "--dist", "loadscope"]
-    stage.run(
+    part = asked.part.of_pytest(stage.name) if asked.part and not asked.only else ""
+    chosen += ["--part", part] if part else []  # workers are given words of the command, and no variable
+    said = stage.run(
         *(VENV / "bin" / "python", "-m", "pytest", "-q", *share, *chosen, *asked.pytest),
         *(f"--junitxml={stage.cases / 'pytest.xml'}", "-o", "junit_family=xunit1"),
         *("-o", f"timeout={600 * asked.patience:.0f}"),
         env={"PROVER_LIBRARY": str(prover), "TEST_PATIENCE": str(asked.patience)},
     )
+    if part:
+        kept = [line for line in said.splitlines() if line.startswith(LEFT_OUT)]
+        stage.left_out = kept[0].removeprefix(LEFT_OUT) if kept else ""
 
 
 def demo(stage: Stage) -> None:

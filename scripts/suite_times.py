@@ -28,7 +28,8 @@ def read(path: Path) -> dict[str, Any] | None:
 
 def alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """The same stages of the same kind of run: their times can be compared."""
-    return a["everything"] == b["everything"] and {s["stage"] for s in a["stages"]} == {s["stage"] for s in b["stages"]}
+    kind = [(record["everything"], bool(record.get("part"))) for record in (a, b)]
+    return kind[0] == kind[1] and {s["stage"] for s in a["stages"]} == {s["stage"] for s in b["stages"]}
 
 
 def keep(record: dict[str, Any]) -> None:

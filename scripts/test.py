@@ -8,6 +8,9 @@ built before (scripts/setup.py test).
 Of a long product of cases a run takes the share that the commit chooses; --share repeats that of another. --all (`make
 test-all`) takes everything: whole products, all sanitizers over all tests, clang-tidy, AArch64, what asks the package index.
 
+A tree that differs in few files from one that was green here runs a part of the suite (scripts/part.py), and says so;
+--whole runs all of it.
+
 build/suite/record.json has the commit, and of each stage its outcome, wall time and processor time (scripts/suite_times.py
 shows it beside the run before). tests/suite turns it, and every case that a stage ran, into pytest cases.
 """
@@ -23,11 +26,14 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import part
 import slowness
+import suite_cases
 import suite_times
 from setup import ROOT, VENV, build_environment
 from stages import STAGES, SUITE, Failed, Run, Stage
@@ -98,6 +104,14 @@ class Lanes:
                     stage.end()
                 raise
 
+    def outcomes(self, complete: bool) -> list[tuple[str, str, bool]]:
+        """(stage, case, whether it was well); the case "" is the stage, which failed by itself if none of its cases did.
+        Not `complete`: of some cases alone, which says nothing good of their stages."""
+        cases = [(case.stage, case.only, not case.why) for case in suite_cases.cases(SUITE, self.stages)]
+        bad = {stage for stage, _, well in cases if not well}
+        stages = [(name, "", not self.reasons[name] or name in bad) for name in self.stages]
+        return [*cases, *(outcome for outcome in stages if complete or not outcome[2])]
+
     def records(self) -> list[dict[str, object]]:
         return [
             {
@@ -106,9 +120,33 @@ class Lanes:
                 "reason": self.reasons[name],
                 "seconds": round(self.seconds[name], 1),
                 "processor": round(stage.processor, 1),
+                "left_out": stage.left_out,
             }
             for name, stage in self.stages.items()
         ]
+
+
+@dataclass
+class Extent:
+    """How much of the suite a run takes, and what it says of that."""
+
+    part: part.Part | None = None
+    everything: bool = False
+    told: list[str] = field(default_factory=list)
+
+    @property
+    def asked_for(self) -> bool:
+        """Somebody has chosen stages or tests, and gets these."""
+        return not (self.part or self.everything)
+
+
+def extent(asked: argparse.Namespace, books: part.Books, now: part.Tree) -> Extent:
+    if asked.stages or asked.only or asked.pytest:
+        return Extent()
+    of_it = "asked for" if asked.all or asked.whole else part.needed(ROOT, now, *books.read())
+    if isinstance(of_it, part.Part):
+        return Extent(of_it, told=of_it.told())
+    return Extent(everything=True, told=[f"Everything is run: {of_it}."])
 
 
 def main() -> int:
@@ -117,6 +155,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="of C++ stages: PROGRAM or PROGRAM:CASE; of the stage python: a test")
     parser.add_argument("--share", default="", help="a number, or a commit, that chooses the share of each long product")
     parser.add_argument("--all", action="store_true", help="everything, of whole products")
+    parser.add_argument("--whole", default="", help="anything: run everything, also where little differs from a green tree")
     parser.add_argument("--pytest", default="", help="more arguments for the stage python")
     parser.add_argument("--verbose", action="store_true", help="show the output of stages that pass, too")
     asked = parser.parse_args()
@@ -126,14 +165,25 @@ def main() -> int:
     here = commit()
     share = share_of(asked.share or here or "0")
     SUITE.mkdir(parents=True, exist_ok=True)
+    books, now = part.Books(SUITE), part.tree(ROOT)
+    of_it = extent(asked, books, now)
+    if of_it.everything:
+        books.begin_everything()
     begin = time.monotonic()
     factor = float(os.environ.get("TEST_PATIENCE") or slowness.measure())
     lanes = Lanes(
         [name for name in STAGES if name in names],
-        Run(asked.all, share, asked.only, factor, pytest=shlex.split(asked.pytest), verbose=asked.verbose),
+        Run(
+            *(asked.all, share, asked.only, factor),
+            pytest=shlex.split(asked.pytest),
+            verbose=asked.verbose,
+            part=of_it.part,
+        ),
     )
     of = "whole products" if asked.all else f"share {share} of the long products (again: make test SHARE={share})"
     print(f"{here[:12] or 'no commit'}: {of}; patience {factor}", flush=True)
+    for line in of_it.told:
+        print(line, flush=True)
     lanes.run()
     total = time.monotonic() - begin
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -142,6 +192,7 @@ def main() -> int:
         "share": share,
         "everything": asked.all,
         "patience": factor,
+        "part": of_it.told if of_it.part else [],
         "seconds": round(total, 1),
         "processor": round(used.ru_utime + used.ru_stime, 1),
         "stages": lanes.records(),
@@ -150,6 +201,8 @@ def main() -> int:
     print(f"{'':6} {'all of it':44} {total:7.1f} s {record['processor']:8.1f} core-s", flush=True)
     if total > LONG:
         print(f"This took over {LONG // 60} minutes.\n{suite_times.table()}", flush=True)
+    whole = of_it.everything and part.tree(ROOT).name == now.name  # nobody has changed a file meanwhile
+    books.end(lanes.outcomes(not of_it.asked_for), now if whole else None)
     return subprocess.run(
         [str(VENV / "bin" / "python"), "-m", "pytest", "-o", "addopts=", "--no-header", "-rN", "tests/suite/test_stages.py"],
         cwd=ROOT,

@@ -3,6 +3,9 @@
   @pytest.mark.product(4)   the cases of this test are a long product, of which a run with --share takes a quarter
   @pytest.mark.everything   only in `make test-all`: minutes of work, or what depends on other people (an index, a mirror)
 
+With --part, which scripts/part.py writes, a run of a tree that hardly differs from a green one takes some files whole, of
+every other one a third of its tests, and tests that failed.
+
 Workers of pytest-xdist take a few tests of a file at a time. A file with `TOGETHER = "word"` goes to one worker whole, with
 all other files of that word: what its tests share is made once. So does a file that has fixtures for the whole of it.
 """
@@ -10,6 +13,7 @@ all other files of that word: what its tests share is made once. So does a file 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import random
 import re
@@ -35,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     share = os.environ.get("SUITE_SHARE", "all")
     group.addoption("--share", default=share, help="the share of each long product: any text, or 'all' (default)")
     group.addoption("--shuffle", default="", help="runs the tests in a random order that this text decides")
+    # Not left to the processes that tests start, and their pytest.
+    part = os.environ.pop("SUITE_PART", "")
+    group.addoption("--part", default=part, help="which tests to run (scripts/part.py); the default is SUITE_PART's")
     group.addoption("--everything", action="store_true", help="also what only `make test-all` runs")
 
 
@@ -61,6 +68,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for (_, of), cases in products.items():
         names = {case.nodeid for case in cases}
         left_out |= names - chosen(names, config.getoption("--share"), of)
+    if part := json.loads(config.getoption("--part") or "{}"):
+        left_out |= outside(part, [item.nodeid for item in items if item.nodeid not in left_out])
+        left_out -= set(part["failed"])
     # A test that is asked for by its name is run, whatever its share.
     left_out -= {name for name in left_out if any(name in str(asked) for asked in config.args)}
     if left_out:
@@ -68,6 +78,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid not in left_out]
     if config.getoption("--shuffle"):
         random.Random(config.getoption("--shuffle")).shuffle(items)
+
+
+def outside(part: dict[str, Any], names: list[str]) -> set[str]:
+    """The tests that are not of this part."""
+    files: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        files[name.partition("::")[0]].add(name)
+    return {
+        name
+        for file, tests in files.items()
+        if file not in part["whole"]
+        for name in tests - chosen(tests, part["seed"], part["of"])
+    }
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if part := json.loads(terminalreporter.config.getoption("--part") or "{}"):
+        whole = ", ".join(Path(file).name for file in part["whole"]) or "nothing"
+        again = f", {len(part['failed'])} that failed" if part["failed"] else ""
+        terminalreporter.write_line(f"part of the suite: whole {whole}{again}; of every other file one test in {part['of']}")
 
 
 @functools.cache

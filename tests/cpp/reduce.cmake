@@ -7,5 +7,5 @@ if(NOT ISTHMUS_SANITIZE)  # sanitizers add symbols of their own
   add_test(NAME test_reduce_symbols
            COMMAND sh ${CMAKE_CURRENT_SOURCE_DIR}/reduce_symbols.sh ${CMAKE_NM} ${ISTHMUS_REDUCE_OBJECTS}
            COMMAND_EXPAND_LISTS)
-  set_tests_properties(test_reduce_symbols PROPERTIES LABELS proves_values)
+  set_tests_properties(test_reduce_symbols PROPERTIES LABELS "proves_values;stands_on_reduce;about_reduce")
 endif()

@@ -26,6 +26,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
     terminalreporter.section("stages")
     terminalreporter.write_line(suite_times.table())
+    for line in RECORD.get("part", ()):
+        terminalreporter.write_line(line)
+    for stage in RECORD["stages"]:
+        if stage.get("left_out"):
+            terminalreporter.write_line(f"    {stage['stage']}: {stage['left_out']}")
     skipped = Counter(
         str(report.longrepr[2]).removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())
     )

@@ -95,6 +95,45 @@ def test_sources_whose_names_collide_have_no_fault(root: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == "locks: 2 files, 0 faults\n"
 
 
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many sources clang was asked for, a number a call."""
+    asked: list[int] = []
+    said = check_locks.said
+
+    def counted(root: Path, sources: list[Path], *more: str) -> list[str]:
+        asked.append(len(sources))
+        return said(root, sources, *more)
+
+    monkeypatch.setattr(check_locks, "said", counted)
+    return asked
+
+
+def test_what_was_sound_is_not_read_again_until_it_or_one_of_its_headers_changes(root: Path, calls: list[int]) -> None:
+    base = root / "csrc" / "base"
+    (base / "counter.hpp").write_text(SOUND)
+    source = base / "sound.cpp"
+    source.write_text('#include "base/counter.hpp"\n')
+    for _ in range(2):
+        assert check_locks.main(root) == 0
+    assert calls == [1]
+    (base / "counter.hpp").write_text(READS)
+    for _ in range(2):  # and what has a fault is read each time
+        assert check_locks.main(root) == 1
+    (base / "counter.hpp").write_text(SOUND)
+    source.write_text(SOUND)
+    before = len(calls)
+    assert check_locks.main(root) == 0 and len(calls) == before + 1
+
+
+def test_sources_whose_names_collide_are_not_read_again_either(root: Path, calls: list[int]) -> None:
+    for name in ("a", "b"):
+        (root / "csrc" / "base" / f"{name}.cpp").write_text(SOUND)
+    for _ in range(2):
+        assert check_locks.main(root) == 0
+    assert calls == [2, 1, 1]
+
+
 def test_a_tree_without_sources_is_a_fault(root: Path) -> None:
     assert check_locks.main(root) == 1
 

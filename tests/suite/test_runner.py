@@ -39,13 +39,13 @@ def test_without_a_share_a_product_is_whole() -> None:
     assert chosen(CASES, "all", 4) == set(CASES)
 
 
-def shards(share: str, product: int, parts: int) -> list[tuple[int, int]]:
+def shards(share: str, product: int, parts: int, **more: str) -> list[tuple[int, int]]:
     """(number of shards, the one that is run) of each part."""
     found = []
     for part in range(1, parts + 1):
         said = subprocess.run(
             ["sh", ROOT / "tests" / "cpp" / "run.sh", "test_x", str(product), str(part), str(parts), "env"],
-            env={"PATH": os.environ["PATH"], "SUITE_SHARE": share, "SUITE_CASES": "/cases"},
+            env={"PATH": os.environ["PATH"], "SUITE_SHARE": share, "SUITE_CASES": "/cases", **more},
             capture_output=True,
             text=True,
             check=True,
@@ -67,6 +67,43 @@ def test_without_a_share_the_parts_run_all_of_it() -> None:
     assert shards("", 3, 2) == [(2, 0), (2, 1)]
 
 
+def test_the_thirds_of_a_share_are_disjoint_and_together_the_share() -> None:
+    """A shard of n is every n-th case: case i is of shard i modulo n."""
+    thirds = [shards("1", 2, 3, SUITE_THIRD=str(third)) for third in range(3)]
+    for part in range(3):
+        (whole,) = [at for of, at in [shards("1", 2, 3)[part]] if of == 6]
+        assert [of for of, _ in (third[part] for third in thirds)] == [18] * 3
+        assert sorted(third[part][1] for third in thirds) == [whole, whole + 6, whole + 12]
+
+
+def test_a_test_that_is_to_run_whole_runs_whole_beside_thirds_of_others() -> None:
+    assert shards("1", 2, 1, SUITE_THIRD="2", SUITE_WHOLE="test_y test_x test_z") == shards("1", 2, 1)
+    assert shards("1", 2, 1, SUITE_THIRD="2", SUITE_WHOLE="test_xx") != shards("1", 2, 1)
+
+
+@pytest.mark.parametrize(("fails", "status"), [("no", 0), ("again", 3), ("then", 4)])
+def test_what_failed_runs_first_and_any_failure_is_the_tests(tmp_path: Path, fails: str, status: int) -> None:
+    (tmp_path / "test_x").write_text("A.a:A.b")
+    program = tmp_path / "program"
+    program.write_text(
+        f"""#!/bin/sh
+echo "$GTEST_OUTPUT $GTEST_TOTAL_SHARDS $*" >> {tmp_path}/log
+case "$*" in *A.a*) [ {fails} = again ] && exit 3 ;; *) [ {fails} = then ] && exit 4 ;; esac
+exit 0
+"""
+    )
+    program.chmod(0o755)
+    ended = subprocess.run(
+        ["sh", ROOT / "tests" / "cpp" / "run.sh", "test_x", "1", "1", "1", program, "--gtest_filter=-Own"],
+        env={"PATH": os.environ["PATH"], "SUITE_CASES": "/c", "SUITE_THIRD": "0", "SUITE_AGAIN": str(tmp_path)},
+    )
+    assert ended.returncode == status
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "xml:/c/test_x.again.xml  --gtest_filter=-Own --gtest_filter=A.a:A.b",
+        "xml:/c/test_x.xml 3 --gtest_filter=-Own",
+    ]
+
+
 JUNIT = """<testsuite>
 <testcase name="test_good" status="run"/>
 <testcase name="test_bad_1_of_2" status="fail"><failure/><system-out>boom</system-out></testcase>
@@ -84,7 +121,8 @@ PYTEST = """<testsuites><testsuite>
 
 
 def stage(name: str, reason: str = "", seconds: float = 10.0) -> dict[str, Any]:
-    return {"stage": name, "title": name, "reason": reason, "seconds": seconds, "processor": 2 * seconds}
+    times = {"seconds": seconds, "processor": 2 * seconds}
+    return {"stage": name, "title": name, "reason": reason, "left_out": f"some of {name}", **times}
 
 
 def record(*stages: dict[str, Any]) -> dict[str, Any]:
@@ -92,6 +130,7 @@ def record(*stages: dict[str, Any]) -> dict[str, Any]:
         "commit": "abcdef0123456789",
         "share": 7,
         "everything": False,
+        "part": ["a.cpp is all that differs.", "The rest is left out: `make test WHOLE=1` runs everything."],
         "seconds": 60.0,
         "processor": 100.0,
         "stages": stages,
@@ -122,6 +161,8 @@ def test_a_red_run_names_stage_case_log_and_the_line_that_repeats_it(tmp_path: P
     assert "make test STAGES=tsan ONLY='test_cut'" in said and "data race" in said
     assert "make test STAGES=python ONLY='tests/a.py::test_a[x]'" in said
     assert "make test STAGES=tsan SHARE=7 " in said
+    # What was left out is told before them.
+    assert "The rest is left out: `make test WHOLE=1` runs everything." in said and "tsan: some of tsan" in said
     assert "1 is not 2" in said and "E assert 0" in said and "Bad.Other" not in said and "test_good" not in said
     # Two stages, the case of Bad, test_cut and its sanitizer, test_a; test_good and test_b; test_c.
     assert "6 failed, 2 passed, 1 skipped" in said.splitlines()[-1]
