@@ -28,6 +28,7 @@ ONECCL = HERE.parents[1] / "build" / "oneccl" / "libccl.so.2"
 SHAPES = ("shm", "tcp")  # all in shared memory; two islands with TCP between them
 DEADLINE = patient(40)  # of operations whose deadline no test is about: it never decides
 HEARD = DEADLINE + SOON  # within which a rank says what became of them
+AT_FORK: frozenset[str] = frozenset()  # in a rank: what the process that it was forked from had imported
 
 
 class Me:
@@ -128,7 +129,8 @@ class Zygote:
             self.process = subprocess.Popen(
                 [sys.executable, str(HERE / "zygote.py"), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path, "ISTHMUS_LOG": "error"},
+                # Threads of a library for linear algebra would not be there after a fork.
+                env={**os.environ, "PYTHONPATH": path, "ISTHMUS_LOG": "error", "OPENBLAS_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
             )
 

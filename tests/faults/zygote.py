@@ -6,6 +6,7 @@ connection; the answer is its pid), or "w" and a pid (wait for it; the answer is
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -16,8 +17,9 @@ from multiprocessing.connection import Connection
 
 import cloudpickle
 
-import events  # what the ranks use, so that it is here before they are
+import events
 import isthmus
+import jobs  # what the ranks use, NumPy too, so that it is here before they are
 
 
 def serve_child(channel: Connection) -> None:
@@ -40,6 +42,10 @@ def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     assert isthmus.ANY_SOURCE == -1 and events.SOON > 0
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread would not be there after a fork"
+    jobs.AT_FORK = frozenset(sys.modules)
+    gc.collect()
+    gc.freeze()  # a rank's collection would copy every page that has an object
     while True:
         kind, descriptors, _, _ = socket.recv_fds(requests, 9, 1)
         if not kind:

@@ -39,9 +39,4 @@ def join(**options: Any) -> isthmus.Comm:
 def run_islands(islands: str, body: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
     """body(comm, *arguments) on one process a rank, of islands written as in "A:2,b:1,A:1"."""
     ranks = sum(int(part.partition(":")[2] or 1) for part in islands.split(","))
-
-    def one() -> Any:
-        with join() as comm:
-            return body(comm, *arguments)
-
-    return run_processes(ranks, one, islands=islands, init=False, **options)
+    return run_processes(ranks, body, *arguments, islands=islands, init=join, **options)

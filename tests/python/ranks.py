@@ -38,11 +38,12 @@ def run_processes(
     bridge: str | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float = 120,
-    init: bool = True,
+    init: bool | Callable[[], isthmus.Comm] = True,
     expect: Mapping[int, int] | None = None,
     fresh: bool = False,
 ) -> list[Any]:
-    """body(comm, *arguments) in `ranks` new processes; the results by rank. Without `init` body gets no communicator.
+    """body(comm, *arguments) in `ranks` new processes; the results by rank. `init` makes the communicator, where
+    isthmus.init() does not; where it is false, body gets none.
 
     `expect` maps a rank to the exit status it must have where that is not 0 (a killed one: -9); its result is None.
     The processes are forked from one that has Isthmus loaded. With `fresh` each is an interpreter of its own: for what a
@@ -60,7 +61,7 @@ def run_task(
     body: Callable[..., Any],
     arguments: Sequence[Any],
     *,
-    init: bool,
+    init: bool | Callable[[], isthmus.Comm],
     timeout: float,
     expect: Mapping[int, int],
     fresh: bool = False,
