@@ -165,7 +165,9 @@ class Stage:
         again.mkdir()
         for name, cases in choice.again.items():
             (again / name).write_text(cases)
-        jobs = [name.removeprefix("interpose_") for name in chosen.failed.get(self.name, [])]
+        begin = "interpose_"
+        failed = chosen.failed.get(self.name, [])
+        jobs = [name.removeprefix(begin) for name in failed if name.startswith(begin)]
         return {
             "SUITE_AGAIN": str(again),
             "SUITE_PART": chosen.of_pytest(self.name, [f"tests/interpose/test_{name}.py" for name in jobs]),

@@ -17,6 +17,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 import part
 import setup
+import stages
 from check_layers import BELOW
 from part import Books, Choice, Part
 
@@ -271,6 +272,51 @@ def test_whole_and_test_all_run_everything_and_who_asks_for_a_test_gets_it(
     assert "make test WHOLE=1" in extent.told[-1]
     monkeypatch.setenv("CI", "true")
     assert runner.extent(asked(), place.books, place.tree()).told == ["Everything is run: this is CI."]
+
+
+def test_a_stage_of_ctest_runs_of_each_program_what_the_part_has_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "SUITE", tmp_path)
+    program = tmp_path / "program"
+    told = "$GTEST_SHARD_INDEX/$GTEST_TOTAL_SHARDS $1 $2 $SUITE_PART"
+    program.write_text(f'#!/bin/sh\necho "{told}" >> {tmp_path}/ran\n')
+    program.chmod(0o755)
+    run = ROOT / "tests" / "cpp" / "run.sh"
+    lines = []
+    for name, labels in TESTS:
+        how = f"sh {run} {name} 2 1 1 {program} {name}" if name.startswith("test_") else f"{program} {name}"
+        lines.append(f'add_test({name} {how})\nset_tests_properties({name} PROPERTIES LABELS "p;{";".join(labels)}")')
+    (tmp_path / "CTestTestfile.cmake").write_text("\n".join([*lines, f"add_test(of_another_label {program} other)"]))
+    again = {"tsan": ["test_link:Link.A", "interpose_spanning_init"]}
+    chosen = Part("abc", (ENGINE,), "2", frozenset({"engine"}), frozenset({"tests/python/test_work.py"}), failed=again)
+    stage = stages.Stage("tsan", stages.Run(share=1, part=chosen))
+    stage.ctest(tmp_path, "p", {})
+    said = [line.split(" ") for line in (tmp_path / "ran").read_text().splitlines()]
+    ran = {(name, shard, word if word.startswith("--") else "") for shard, name, word, *_ in said}
+    whole, third = "1/2", "5/6"  # the second half of each product; and of that the last third
+    assert ran == {
+        *((name, whole, "") for name in ("test_engine_1_of_2", "test_engine_2_of_2", "test_rings")),
+        *((name, third, "") for name in ("test_device_rank", "test_grown_ranks", "test_link")),
+        ("test_link", "/", "--gtest_filter=Link.A"),
+        ("interpose_spanning_init", "/", ""),
+    }
+    # A job that pytest runs is told by a variable; one that failed is whole.
+    (told,) = re.findall(r"interpose_spanning_init  ({.*})", (tmp_path / "ran").read_text())
+    assert json.loads(told)["whole"] == ["tests/interpose/test_spanning_init.py", "tests/python/test_work.py"]
+    assert stage.left_out == "4 programs whole, a third of 3, 1 left out that stand on nothing that changed"
+
+
+def test_a_stage_of_which_nothing_stands_on_what_changed_runs_nothing_and_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "SUITE", tmp_path)
+    (tmp_path / "CTestTestfile.cmake").write_text(
+        'add_test(test_plan false)\nset_tests_properties(test_plan PROPERTIES LABELS "p;stands_on_plan;about_plan")\n'
+    )
+    stage = stages.Stage("unit", stages.Run(part=Part("abc", (ENGINE,), "0", frozenset({"engine"}))))
+    stage.ctest(tmp_path, "p", {})
+    assert stage.left_out == "0 programs whole, a third of 0, 1 left out that stand on nothing that changed"
 
 
 TEST = "import pytest\n@pytest.mark.parametrize('a', range(9))\ndef test_x(a): pass\n"
