@@ -21,7 +21,9 @@ def test_abort_from_another_thread_ends_the_call(zygote: Zygote, shape: str, cou
     def body(me: Me) -> Any:
         comm = me.init()
         comm.barrier()
+        me.send("joined")
         if me.rank == 0:
+            me.hear()  # all have left the barrier, which would fail otherwise
             threading.Timer(0.2, comm.abort, ("the loss is NaN",)).start()
         if me.rank == 2:  # learns of it in its next operation
             me.hear()
@@ -32,6 +34,8 @@ def test_abort_from_another_thread_ends_the_call(zygote: Zygote, shape: str, cou
         return failure
 
     with job(zygote, 3, body, shape) as ranks:
+        all_say(ranks, "joined")
+        ranks[0].tell("go")
         all_say(ranks[:2], "failed")
         ranks[2].tell("go")
         ranks[2].expect("failed")
