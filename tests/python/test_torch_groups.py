@@ -806,3 +806,43 @@ def test_a_shrunk_group_has_the_timeout_that_its_parent_was_given_last() -> None
             hear("late")
 
     torch_ranks.run(3, body)
+
+
+def test_torchs_own_abort_ends_what_is_pending_on_all_ranks_and_the_next_group_works() -> None:
+    def body() -> None:
+        store, rank = torch_ranks.store(), dist.get_rank()
+        if rank == 2:
+            hear("pending 0", "pending 1")  # and never calls it
+            dist.distributed_c10d._abort_process_group()
+        else:
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            assert work is not None
+            tell(f"pending {rank}")
+            raises("aborted", work.wait)
+            dist.distributed_c10d._abort_process_group()
+        assert not dist.is_initialized()
+        dist.init_process_group("isthmus", store=dist.PrefixStore("again", store), rank=rank, world_size=3)
+        assert total() == 3
+
+    torch_ranks.run(3, body)
+
+
+def test_merge_remote_group_makes_one_group_of_several_that_meet_in_a_store() -> None:
+    """So a group gets new ranks: those come as a group of their own. The parents go on beside it."""
+
+    def body() -> None:
+        store, rank = torch_ranks.store(), dist.get_rank()
+        groups = [dist.new_group([0, 1]), dist.new_group([2])]
+        parent = groups[rank // 2]
+        merged = parent.merge_remote_group(dist.PrefixStore("merge", store), 3, timedelta(seconds=SOON), "merged")
+        backend = merged._get_backend(CPU)
+        assert isinstance(backend, isthmus.torch.Backend) and backend.size() == merged.size() == 3
+        assert backend.options.group_name == "merged" and backend.options._timeout == timedelta(seconds=SOON)
+        x = torch.tensor([10.0**rank])
+        merged.allreduce([x]).wait()
+        assert x.item() == 111
+        assert total(parent) == parent.size()
+        assert total() == 3
+        merged.shutdown()
+
+    torch_ranks.run(3, body)
