@@ -79,10 +79,10 @@ Code Communicator::submit_locked(const Entered &inside, const Entry &e, const St
   const auto body = [self, s, pending, extras, breaks_device, work = std::move(work)] {
     {
       const Lock lock(self->mutex_);
-      if (self->aborted()) return;
+      if (self->cancelled()) return;
       ++self->running_;
     }
-    const Fabric::Stop stopped = [self, s] { return self->aborted() || s->given_up(); };
+    const Fabric::Stop stopped = [self, s] { return self->cancelled() || s->given_up(); };
     if (extras.late) {
       self->state.store(extras.late);
       if (breaks_device) self->device.break_down(breaks_device);
@@ -114,6 +114,13 @@ void Communicator::abort() {
   Lock lock(mutex_);
   aborted_.store(true, std::memory_order_release);
   changed_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return running_ == 0; });
+}
+
+void Communicator::revoke() {
+  Lock lock(mutex_);
+  revoking_.store(true, std::memory_order_release);
+  changed_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return pending_ == 0; });
+  revoking_.store(false, std::memory_order_release);
 }
 
 void Communicator::destroy(const char *call, bool waits) {

@@ -50,9 +50,11 @@ class REHEARSAL_API Communicator : public std::enable_shared_from_this<Communica
 
   void finish();                               // returns when all work that was submitted is done
   void abort();                                // returns when no work runs. Work that waits in queues will not run.
+  void revoke();                               // as abort(), but returns when no work is left, and the ranks can still split
   void destroy(const char *call, bool waits);  // frees the memory on the device. `waits`: when the device is idle.
   bool busy();                                 // some work that was submitted is not done
   bool aborted() const noexcept { return aborted_.load(std::memory_order_acquire); }
+  bool cancelled() const noexcept { return aborted() || revoking_.load(std::memory_order_acquire); }  // work is not to run
   // The device has been reset since the communicator was made.
   bool lost() const noexcept { return device.resets.load(std::memory_order_acquire) != resets_; }
 
@@ -61,7 +63,7 @@ class REHEARSAL_API Communicator : public std::enable_shared_from_this<Communica
   Code scratch(size_t bytes);
 
   const unsigned resets_;
-  std::atomic<bool> aborted_{false};
+  std::atomic<bool> aborted_{false}, revoking_{false};
   std::shared_ptr<Fabric> fabric_;
   Mutex mutex_;
   Condition changed_;

@@ -16,7 +16,6 @@ namespace {
 
 constexpr int kVersion = REHEARSAL_NCCL_VERSION;
 constexpr int kClearsIds = 22304;  // from this version on the library writes all bytes of an id
-constexpr Library kLibrary = library_named(REHEARSAL_NCCL_LIBRARY);
 
 // All communicators, and the texts of errors.
 struct CommBooks {
@@ -69,10 +68,18 @@ Result join(const char *call, const CommPtr &c, const Token &token, const RootAd
   return r;
 }
 
+Result read(const Entry &e, const UniqueId &id, Token *token, RootAddress *root) {
+  std::string why;
+  return read_id(e.name(), kLibrary, id.bytes, token, &why, root) ? static_cast<Result>(kSuccess)
+                                                                  : say(kInvalidArgument, "%s", why.c_str());
+}
+
+}  // namespace
+
 // Makes a communicator and joins the other ranks: in a thread for a non-blocking communicator, at the end of the group in a group, else
 // now.
-Result start(const Entry &e, CommHandle *out, Device &d, int size, const Token &token, int rank, bool blocking,
-             bool patient = false, const RootAddress &root = {}) {
+Result start(const Entry &e, CommHandle *out, Device &d, int size, const Token &token, int rank, bool blocking, bool patient,
+             const RootAddress &root) {
   const CommPtr c = add(std::make_shared<Comm>(kLibrary, d, rank, size));
   c->blocking = blocking;
   c->token = token;
@@ -109,16 +116,10 @@ Result read(const Config *config, bool *blocking) {
   return kSuccess;
 }
 
-Result read(const Entry &e, const UniqueId &id, Token *token, RootAddress *root) {
-  std::string why;
-  return read_id(e.name(), kLibrary, id.bytes, token, &why, root) ? static_cast<Result>(kSuccess)
-                                                                  : say(kInvalidArgument, "%s", why.c_str());
-}
-
 // `further`: the other ids of ncclCommInitRankScalable. All ranks meet at the first id. Rank i ends the rendezvous of further[i], to which
 // no rank will come.
 Result init(const Entry &e, CommHandle *out, int size, const UniqueId &id, int rank, const Config *config,
-            std::span<const UniqueId> further = {}) {
+            std::span<const UniqueId> further) {
   Device *d = current_device();
   if (!d) {
     misuse(e.name(), Code::NoContext, "no context is current in this thread");
@@ -142,8 +143,6 @@ Result init(const Entry &e, CommHandle *out, int size, const UniqueId &id, int r
   }
   return start(e, out, *d, size, token, rank, blocking, false, root);
 }
-
-}  // namespace
 
 Result say(Result r, const char *format, ...) {
   char text[256];
@@ -281,46 +280,11 @@ EXPORT Result ncclCommSplit(CommHandle h, int color, int key, CommHandle *out, c
   return color < 0 ? static_cast<Result>(kSuccess) : start(entry, out, c->device, size, token, rank, blocking);
 }
 
-#if REHEARSAL_NCCL_VERSION >= 22700
-// Called by the ranks that remain, and by no other rank. The first of them opens a rendezvous for all, so the others may have to wait for
-// the first.
-EXPORT Result ncclCommShrink(CommHandle h, int *excluded, int count, CommHandle *out, const Config *config, int flags) {
-  NCCL_CALL("ncclCommShrink");
-  CommPtr c;
-  if (const Result r = find_ready(entry, h, &c)) return r;
-  if (!out || !excluded || count < 1 || count >= c->size || (flags & ~kShrinkAbort))
-    return note(say(kInvalidArgument, "%d ranks of %d to exclude, flags %#x", count, c->size, static_cast<unsigned>(flags)));
-  *out = nullptr;
-  const std::set<int> gone(excluded, excluded + count);
-  if (*gone.begin() < 0 || *gone.rbegin() >= c->size || gone.count(c->rank))
-    return note(say(kInvalidArgument, "rank %d of %d excludes itself, or a rank that there is not", c->rank, c->size));
-  bool blocking = true;
-  if (const Result r = read(config, &blocking)) return note(r);
-  if (flags & kShrinkAbort) {
-    c->abort();
-  } else if (c->busy()) {
-    misuse(entry.name(), Code::IllegalState, "work of the communicator is not done");
-    return note(kInvalidUsage);
-  }
-  std::vector<uint64_t> words(gone.begin(), gone.end());
-  {
-    const Lock lock(c->mutex);
-    words.push_back(c->shrinks[gone]++);
-  }
-  int rank = 0, first = 0;
-  for (int r = 0; r < c->rank; ++r) rank += !gone.count(r);
-  while (gone.count(first)) ++first;
-  const Token token = token_of_part(c->token, words);
-  if (c->rank == first && !open_rendezvous(kLibrary, token)) return note(say(kSystem, "no socket"));
-  const int size = c->size - static_cast<int>(gone.size());
-  return note(start(entry, out, c->device, size, token, rank, blocking, true));
-}
-#endif
-
 EXPORT Result ncclCommFinalize(CommHandle h) {
   NCCL_CALL("ncclCommFinalize");
   CommPtr c;
   if (const Result r = find_ready(entry, h, &c)) return r;
+  if (c->revoked) return say(kInvalidUsage, "the communicator was revoked");
   if (c->blocking) {
     c->finish();
     return kSuccess;

@@ -2,11 +2,13 @@
 // RCCL has the same names, numbers and errors, and is built of the same files. RCCL has another version, and its streams are HIP's.
 #pragma once
 
+#include <atomic>
 #include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 
 #include "core/calls.hpp"
@@ -79,7 +81,10 @@ struct Comm final : Communicator {
   Token token{};         // by which the ranks met
   bool patient = false;  // as for Communicator::join()
   Mutex mutex;
+  std::atomic<bool> revoked{false};
   std::map<std::set<int>, uint64_t> shrinks ISTHMUS_GUARDED_BY(mutex);  // excluded ranks -> shrinks so far
+  uint64_t grows ISTHMUS_GUARDED_BY(mutex) = 0;                         // so far
+  bool promised_grow ISTHMUS_GUARDED_BY(mutex) = false;                 // this rank has made an id for the next one
   std::map<int, Scalar> scalars ISTHMUS_GUARDED_BY(mutex);
   int next_op ISTHMUS_GUARDED_BY(mutex) = kOps;
 
@@ -100,6 +105,14 @@ Result find(const Entry &e, CommHandle h, CommPtr *out);
 Result find_ready(const Entry &e, CommHandle h, CommPtr *out);
 // Returns `r`. The text is for ncclGetLastError.
 Result say(Result r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+constexpr Library kLibrary = library_named(REHEARSAL_NCCL_LIBRARY);
+// Makes a communicator and joins the other ranks. `patient`: as for Communicator::join().
+Result start(const Entry &e, CommHandle *out, Device &d, int size, const Token &token, int rank, bool blocking,
+             bool patient = false, const RootAddress &root = {});
+Result init(const Entry &e, CommHandle *out, int size, const UniqueId &id, int rank, const Config *config,
+            std::span<const UniqueId> further = {});
+Result read(const Config *config, bool *blocking);
 
 // Groups of calls. An init in a group runs when the group ends.
 bool in_group();

@@ -83,6 +83,7 @@ Result find_operation(Comm &comm, int op, int type, NcclCall *c) {
 Result begin(NcclCall &c, CommHandle h, void *stream, int type, int peer) {
   if (const Result r = find_ready(c.o.entry, h, &c.comm)) return r;
   c.o.comm = c.comm;
+  if (c.comm->revoked) return say(kInvalidUsage, "the communicator was revoked");
   if (type < 0 || type >= kTypes) return say(kInvalidArgument, "datatype %d", type);
   if (peer < 0 || peer >= c.comm->size) return say(kInvalidArgument, "rank %d of %d", peer, c.comm->size);
   const Code found = find_stream(c.o.entry, c.comm->device, stream, &c.o.stream);
