@@ -26,8 +26,8 @@ HEADERS = {
     "hccl": ("entry_hccl.hpp", "own_hccl.hpp"),
 }
 BRIDGE = "bridge"
-POLICIES = ("forward", "route", "end", "refuse", "own", "jump")
-TO_THE_BRIDGE = ("route", "end")
+POLICIES = ("forward", "route", "come", "end", "refuse", "own", "jump")
+TO_THE_BRIDGE = ("route", "come", "end")
 COMMUNICATOR = "Comm"
 SIGNATURE = re.compile(r"^(?P<result>[\w ]+?[ *]+)(?P<name>\w+)\((?P<parameters>[\w *,]*)\)$")
 
@@ -84,7 +84,7 @@ def read_row(line: str) -> Row:
     parameters = tuple(part.strip() for part in match["parameters"].split(",")) if match["parameters"].strip() else ()
     if not all(parameters):
         raise TableError(f"{signature} has an empty parameter")
-    if policy in ("refuse", "end") and COMMUNICATOR not in parameters:
+    if policy in ("refuse", "come", "end") and COMMUNICATOR not in parameters:
         raise TableError(f"{signature} has no communicator that it could {policy}")
     return Row(library, since, twin.strip("-"), policy, match["result"].strip(), match["name"], parameters)
 
@@ -129,8 +129,11 @@ def entry(row: Row, grouped: bool = False) -> str:
         before = ""
         if row.policy == "refuse":
             before = resolved(row, f'spanning<{row.result}>("{row.name}")')
-        elif row.policy == "route" and row.communicator is not None:
+        elif row.policy in ("route", "come") and row.communicator is not None:
             before = resolved(row, f"the_bridge()->{row.name}({given})")
+            if row.policy == "come":
+                before += f"  if (!a{row.communicator}) {{\n    const Inside inside;\n"
+                before += f"    if (const Calls *b = bridge(inside)) return b->{row.name}({given});\n  }}\n"
         elif row.policy == "end":
             before = f"  if (const Calls *b = the_bridge()) return b->{row.name}({given});\n"
         elif row.policy == "route":

@@ -22,8 +22,6 @@ std::atomic<const Reason *> reasons;
 // What a program can do instead.
 const char *instead_of(const char *name) noexcept {
   static constexpr const char *kInstead[][2] = {
-      {"ncclCommGrow", "Make a new communicator of all ranks, old and new, with a unique id and an init"},
-      {"ncclCommRevoke", "Call ncclCommAbort, which ends what is pending on all ranks"},
       {"ncclCommSuspend", "To free what it holds, destroy it, and make it again when it is needed"},
       {"ncclCommResume", "It cannot have been suspended; destroy it instead, and make it again when it is needed"},
       {"HcclCommSuspend", "To stop what it does, destroy it, and make it again when it is needed"},

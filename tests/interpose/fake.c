@@ -35,11 +35,11 @@ const char *ncclGetLastError(void *comm) {
 }
 
 /* The file that answers this library's own call of its public function. */
-int ncclCommGetUniqueId(void *comm, char *file) {
+int ncclCommGetUniqueId(void *comm, unique_id *file) {
   Dl_info info;
   (void)comm;
   if (!dladdr((void *)&ncclGetErrorString, &info)) return 3;
-  sprintf(file, "%.120s", info.dli_fname);
+  sprintf((char *)file->bytes, "%.120s", info.dli_fname);
   return 0;
 }
 

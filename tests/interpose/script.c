@@ -22,6 +22,10 @@
  *   comm N                                                 what follows is of that one
  *   split COLOR KEY                                        makes one more (or none: the number is used up all the same)
  *   shrink N FLAGS                                         makes one more, of all ranks but that one; -1: of all
+ *   revoke FLAGS
+ *   grow_id                                                gets an id from the communicator and gives it to all
+ *   grow RANKS GIVES [BLOCKING]                            makes one more, with further ranks; GIVES 1: gives the id, 0: another one does
+ *   come RANK RANKS [BLOCKING]                             comes to such a one, with the id
  *   ask                                                    prints count, rank and device
  *   CALL TYPE OP COUNT ROOT INPLACE STREAM                 an operation; OP -1 is the last factor that was made
  *   exchange TYPE COUNT STREAM MATRIX                      rank s sends rank d COUNT + s + 2 d elements (RCCL, HCCL); MATRIX 1: as HCCL's AlltoAllVC
@@ -190,7 +194,11 @@ static void *read_input(size_t bytes) {
   return p;
 }
 
-static void make_id(void) {
+/* What only newer libraries have, or one vendor's. */
+#define FOUND(name) ((__typeof__(&name))found(#name))
+static void *found(const char *name);
+
+static void make_id(comm_handle of) {
   static unique_id id; /* one variable for all ids, and before the first one it holds anything */
   static int used;
   FILE *f;
@@ -198,7 +206,8 @@ static void make_id(void) {
   snprintf(part, sizeof part, "id.part.%d", rank);
   f = fopen(file(part), "w");
   if (!used++) memset(&id, 0xaa, sizeof id);
-  OK(ncclGetUniqueId(&id));
+  if (of) told("grow_id", FOUND(ncclCommGetUniqueId)(of, &id));
+  else OK(ncclGetUniqueId(&id));
   if (!f || fwrite(&id, sizeof id, 1, f) != 1 || fclose(f)) die("writing the id", line_number);
   strcpy(from, file(part));
   if (rename(from, file(id_file))) die("renaming the id", line_number);
@@ -230,6 +239,15 @@ static void init(int as, int of, int blocking) {
   config.blocking = blocking;
   now = made++;
   told("init", blocking < 0 ? ncclCommInitRank(&comms[now], of, id, as) : ncclCommInitRankConfig(&comms[now], of, id, as, &config));
+}
+
+static void grow(comm_handle from, int as, int of, int gives, int blocking) {
+  struct config config = {sizeof(struct config), 0xcafebeef, 22900, 0, INT_MIN};
+  unique_id id;
+  if (gives) read_id(&id);
+  config.blocking = blocking;
+  now = made++;
+  told("grow", FOUND(ncclCommGrow)(from, of, gives ? &id : NULL, as, &comms[now], blocking < 0 ? NULL : &config));
 }
 
 static char something_else;
@@ -272,8 +290,6 @@ static void wrong(int times) {
   printf("%s\n", ncclGetLastError(NULL));
 }
 
-/* What only newer libraries have, or one vendor's. */
-#define FOUND(name) ((__typeof__(&name))found(#name))
 #ifndef ASCEND
 static void *found(const char *name) {
   void *f = dlsym(RTLD_DEFAULT, name);
@@ -583,7 +599,11 @@ static void obey(char *line) {
   long n = 0;
   given = sscanf(line, "%63s %d %d %d", call, &a, &b, &c);
   if (given < 1 || call[0] == '#') return;
-  if (!strcmp(call, "id")) make_id();
+  if (!strcmp(call, "id")) make_id(NULL);
+  else if (!strcmp(call, "grow_id")) make_id(comms[now]);
+  else if (!strcmp(call, "grow")) grow(comms[now], -1, a, b, given > 3 ? c : -1);
+  else if (!strcmp(call, "come")) grow(NULL, a, b, 1, given > 3 ? c : -1);
+  else if (!strcmp(call, "revoke")) told("revoke", FOUND(ncclCommRevoke)(comms[now], a));
   else if (!strcmp(call, "init")) init(rank, ranks, given > 1 ? a : -1);
   else if (!strcmp(call, "join")) init(a, b, given > 3 ? c : -1);
   else if (!strcmp(call, "keep")) kept = comms[now];

@@ -258,7 +258,7 @@ static void more(char *line) {
     printf("%d meetings\n", goes_on("second"));
   } else if (!strcmp(call, "root")) {
     of_several = 1;
-    make_id();
+    make_id(NULL);
     of_several = 0;
   }
   else if (!strcmp(call, "name")) {

@@ -21,7 +21,7 @@ from said import SPANS as SPANS
 VENDORS = {"n": "nccl", "a": "rccl", "h": "hccl"}
 LETTERS = {vendor: letter for letter, vendor in VENDORS.items()}
 FLOATS = np.arange(5, dtype=np.float32)
-INITS = {"init", "join", "scalable", "multi"}
+INITS = {"init", "join", "scalable", "multi", "come"}
 # Of a rank of NVIDIA's: no stream waits for the host, so calls return when the exchange is over.
 WITHOUT_GATES = {"REHEARSAL_CUDA_NO_STREAM_VALUES": "1"}
 DEADLINE = patient(60)  # of what does not fail: only a hang comes to it

@@ -133,6 +133,7 @@ def test_the_package_has_the_doors(door: Door) -> None:
         ("both 2.3.5 p forward Result f", "no signature"),
         ("both 2.3.5 p forward Result f(int,,int)", "empty"),
         ("both 2.3.5 p refuse Result f(int)", "no communicator"),
+        ("both 2.29.2 p come Result f(int)", "no communicator"),
     ],
 )
 def test_a_wrong_row_is_refused(line: str, complaint: str) -> None:

@@ -113,9 +113,8 @@ class CallCheck {
   // Whether no argument was wrong, and the communicator takes operations. Tells the program why not.
   bool ready() {
     if (!good()) return false;
-    Outcome o = comm_->status();
+    const Outcome o = takes_operations(*comm_);
     if (o.code == ISTHMUS_IN_PROGRESS) fail(face_.rules.argument, o.text);
-    else if (o.ok()) o = comm_->open();
     if (good() && !o.ok()) code_ = face_.failed(self().name(), o);
     return good();
   }

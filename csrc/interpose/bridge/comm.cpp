@@ -74,8 +74,7 @@ bool as_bytes(BridgedCall &o) {
 Outcome OperationGroup::record(const BridgedCalls &operations) {
   if (operations.empty()) return {};
   for (const auto &[comm, operation] : operations) {
-    if (Outcome o = comm->status(); !o.ok()) return o;
-    if (Outcome o = comm->open(); !o.ok()) return o;
+    if (Outcome o = takes_operations(*comm); !o.ok()) return o;
     auto part = std::find_if(parts_.begin(), parts_.end(), [&mine = comm](const Part &one) { return one.comm == mine; });
     if (part == parts_.end()) part = parts_.insert(part, Part{comm, std::make_unique<Comm::InCall>(*comm), {}, {}});
     auto &streams = part->streams;
@@ -232,6 +231,11 @@ Outcome Comm::status() {
     if (starting_) return {ISTHMUS_IN_PROGRESS, "communicator '" + traits_.name + "' is not ready yet"};
     if (!failure_.ok()) return failure_;
     if (!(comm = comm_)) return {ISTHMUS_ERR_ARGUMENT, "communicator '" + traits_.name + "' was destroyed"};
+    if (revoked_) {
+      const bool over = in_calls_ == 0 && std::all_of(works_.begin(), works_.end(), [](const auto &w) { return w->over(); });
+      if (over) return {};
+      return {ISTHMUS_IN_PROGRESS, "communicator '" + traits_.name + "' was revoked, and has operations in flight"};
+    }
   }
   return outcome(isthmus_comm_error(comm));
 }
@@ -249,6 +253,10 @@ bool Comm::blocks() noexcept {
 
 Outcome Comm::open() {
   const Lock lock(mutex_);
+  if (revoked_)
+    return {ISTHMUS_ERR_UNSUPPORTED,
+            "communicator '" + traits_.name +
+                "' was revoked: it takes no more operations. Make another one from it, or destroy it"};
   if (!finalized_) return {};
   return {ISTHMUS_ERR_ARGUMENT, "communicator '" + traits_.name + "' was finalized: it takes no more operations"};
 }
@@ -270,6 +278,8 @@ Outcome Comm::run(const BridgedCall &operation) {
 Outcome Comm::known(const LaunchedWork &work) {
   if (!blocks()) return {};
   Outcome now = work.outcome_now();
+  if (now.code == ISTHMUS_IN_PROGRESS && revoked())
+    return {ISTHMUS_ERR_ABORTED, "communicator '" + traits_.name + "' was revoked meanwhile"};
   // Work that has not ended will fail, where its communicator has failed.
   return now.code == ISTHMUS_IN_PROGRESS ? status() : now;
 }
@@ -310,7 +320,7 @@ Outcome Comm::destroy() {
     comm = std::exchange(comm_, nullptr);
   }
   traits_.local_ranks->leave([comm] { isthmus_comm_destroy(comm); });
-  return ended;
+  return revoked() ? Outcome{} : ended;  // a revoke has ended the operations as it was to do
 }
 
 // Once comm_ is null no call begins work any more, and a call that has begun work has noted it before it is no longer inside.
@@ -340,6 +350,26 @@ void Comm::abort() {
   works.clear();
   traits_.local_ranks->leave([comm] { isthmus_comm_destroy(comm); });
 }
+
+Outcome Comm::revoke() {
+  isthmus_comm_t comm = nullptr;
+  {
+    const Lock lock(mutex_);
+    if (revoked_) return {};
+    if (starting_) return {ISTHMUS_IN_PROGRESS, "communicator '" + traits_.name + "' is not ready yet"};
+    if (!failure_.ok()) return failure_;
+    if (!(comm = comm_)) return {ISTHMUS_ERR_ARGUMENT, "communicator '" + traits_.name + "' was destroyed"};
+    revoked_ = true;
+  }
+  return outcome(isthmus_comm_abort(comm, "the program revoked the communicator"));
+}
+
+Outcome takes_operations(Comm &comm) {
+  if (!comm.revoked())
+    if (Outcome o = comm.status(); !o.ok()) return o;
+  return comm.open();
+}
+Outcome serves_parts(Comm &comm) { return comm.revoked() ? Outcome{} : comm.status(); }
 
 int Comm::add(const Factor &factor) {
   const Lock lock(mutex_);

@@ -139,7 +139,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void fail(Outcome why);  // the communicator cannot be made
   void pass_on();          // the vendor's library has made the communicator, and no call comes here any more
 
-  Outcome status();                           // ISTHMUS_IN_PROGRESS: the communicator is still being made
+  Outcome
+  status();  // ISTHMUS_IN_PROGRESS: the communicator is still being made, or was revoked and has operations in flight
   isthmus_comm_t get() noexcept;              // null: the communicator is still being made, or could not be made
   bool blocks() noexcept;                     // calls wait for the exchange, as no stream of the device waits for the host
   Outcome run(const BridgedCall &operation);  // a barrier has ended when this returns
@@ -151,6 +152,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // destroy: what they have in flight ends well, and later operations with this rank fail. Programs end a good run like that
   // (PyTorch up to 2.5). Where something of this rank's is pending, it fails, and so does the communicator on all ranks.
   void abort();
+  // Ends all operations, on all ranks, and takes no more. Does not wait. Communicators can still be made from this one, among the
+  // ranks that have revoked it. Once is like several times.
+  Outcome revoke();
+  bool revoked() const noexcept { return revoked_; }
   void note(std::shared_ptr<LaunchedWork> work);
   // What the call that has just begun the work can say of the work. Where calls wait for the exchange: how the exchange ended.
   Outcome known(const LaunchedWork &work);
@@ -185,11 +190,14 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::deque<std::shared_ptr<LaunchedWork>> works_ ISTHMUS_GUARDED_BY(mutex_);  // in the order of their calls
   std::map<int, Factor> factors_ ISTHMUS_GUARDED_BY(mutex_);
   int next_factor_ ISTHMUS_GUARDED_BY(mutex_) = 0;
+  std::atomic<bool> revoked_{false};
   std::atomic<int> in_calls_{0};
   std::atomic<int> parts_{0};
   std::atomic<int> blocks_{-1};  // -1: not known yet
 };
 using CommPtr = std::shared_ptr<Comm>;
+Outcome takes_operations(Comm &comm);  // made, not failed, not finalized, not revoked
+Outcome serves_parts(Comm &comm);      // whether communicators can be made from it: made and not failed, or revoked
 
 // Calls Isthmus' function for the operation. In a group `work` is null.
 Outcome submit(isthmus_comm_t comm, const BridgedCall &operation, isthmus_work_t *work);

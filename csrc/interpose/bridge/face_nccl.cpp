@@ -166,6 +166,8 @@ const char *last_error(Handle handle) noexcept try {
 Result finalize(Handle handle) {
   const CommPtr comm = bridge::find(handle);
   if (!comm) return no_comm("ncclCommFinalize");
+  if (comm->revoked())
+    return refused(kInvalidUsage, "ncclCommFinalize", "the communicator was revoked: destroy or abort it");
   if (const Outcome o = comm->status(); o.code == ISTHMUS_IN_PROGRESS)
     return refused(kInvalidArgument, "ncclCommFinalize", o.text);
   return failed("ncclCommFinalize", comm->finalize());
@@ -206,6 +208,18 @@ Result abort(Handle handle) {
   return kSuccess;
 }
 
+// The state is "in progress" until the operations of this rank have ended, and then a success, also where the communicator had
+// failed before.
+Result revoke(Handle handle, int flags) {
+  constexpr const char *kCall = "ncclCommRevoke";
+  constexpr int kDefault = 0;
+  const CommPtr comm = bridge::find(handle);
+  if (!comm) return no_comm(kCall);
+  if (flags != kDefault)
+    return refused(kInvalidArgument, kCall, "flags " + std::to_string(flags) + ": not NCCL_REVOKE_DEFAULT");
+  return not_ready(kCall, comm->revoke());
+}
+
 Result group_end() { return end_group(face()); }
 // Forgets the group: no call of the group is to be made.
 void group_forget() { delete face().take_pending(); }
@@ -221,6 +235,9 @@ interpose::Calls make_calls() {
   c.ncclCommInitRankMulti = Caught<init_rank_multi>::call;
   c.ncclCommSplit = Caught<split>::call;
   c.ncclCommShrink = Caught<shrink>::call;
+  c.ncclCommGetUniqueId = Caught<get_grow_id>::call;
+  c.ncclCommGrow = Caught<grow>::call;
+  c.ncclCommRevoke = Caught<revoke>::call;
   c.ncclCommCount = Caught<count>::call;
   c.ncclCommUserRank = Caught<user_rank>::call;
   c.ncclCommCuDevice = Caught<device>::call;

@@ -86,9 +86,31 @@ Result init_real(Handle *out, int size, const UniqueId &id, int rank, Config *co
 Result init_as(const char *call, const TargetPtr &target, int size, const UniqueId &id, int rank, Config *config);
 Result split(Handle comm, int color, int key, Handle *out, Config *config);
 Result shrink(Handle comm, int *excluded, int count, Handle *out, Config *config, int flags);
+Result get_grow_id(Handle comm, UniqueId *id);
+Result grow(Handle comm, int size, const UniqueId *id, int rank, Handle *out, Config *config);
 Result create_premul_sum(interpose::Op *op, void *scalar, interpose::Type type, int residence, Handle comm);
 Result destroy_op(interpose::Op op, Handle comm);
 void add_collectives(interpose::Calls &calls);
+// ---- what is made from a communicator (face_nccl_split.cpp, face_nccl_grow.cpp) ------------------------------------------------------
+// The configuration of what is made: the program's, or, as at NCCL, the parent's where the program gives none.
+std::shared_ptr<KeptConfig> inherited(const CommPtr &parent, const Config *config);
+// A call is refused while its parent is being made: an answer "in progress" would leave the program nothing to ask later.
+Result not_ready(const char *call, const Outcome &o);
+// Makes the call now, or when the group ends. Calls over one communicator are made in the order of the program.
+Result act_or_defer(const CommPtr &parent, std::function<Result()> act);
+// The place of the handle that the program has when the call returns. Null: there is no handle.
+TargetPtr target_of(Handle *out, const DevicePlace &place, bool blocking, const std::string &name);
+// Refuses the call where one of these ranks, all of which have to make it, cannot: HCCL's interface has no such calls.
+Result silent_rank(const char *call, const CommPtr &parent, const std::vector<int> &ranks);
+std::vector<int> all_ranks(const CommPtr &parent);
+// Gathers every rank's `mine`, beside the parent's operations, and also where those have failed or were revoked.
+template <class T>
+Outcome exchange(const CommPtr &parent, const T &mine, std::vector<T> &all) {
+  const std::vector<int> ranks = all_ranks(parent);
+  all.resize(ranks.size());
+  return outcome(
+      isthmus_comm_exchange(parent->get(), ranks.data(), static_cast<int>(ranks.size()), &mine, all.data(), sizeof mine, 0));
+}
 // ---- the library's own communicators in a group (face_nccl_waits.cpp) --------------------------------------------------------------
 std::unique_ptr<GroupWait> group_wait();
 void stop_asking(Handle comm);  // the communicator is about to end

@@ -78,8 +78,10 @@ Result NcclInit::make_real() {
 
 // Gives the program its handle. The communicator behind the handle follows.
 Result NcclInit::open() {
-  comm_ = std::make_shared<Comm>(Traits{arrival.rank, arrival.world, place, blocking, full_name(),
-                                        LocalRanks::of(name_of(arrival.tail.ticket)), config});
+  Traits traits{arrival.rank, arrival.world, place, blocking, full_name(), LocalRanks::of(name_of(arrival.tail.ticket)),
+                config};
+  for (const RankRecord &one : arrival.ranks) traits.vendors += one.family[0];
+  comm_ = std::make_shared<Comm>(std::move(traits));
   const bool was_given_up = given_up();
   if (target_->put(comm_)) return kSuccess;
   comm_->abort();

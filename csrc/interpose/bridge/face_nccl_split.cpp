@@ -1,7 +1,9 @@
 // Parts of communicators that span vendors. Parts are made over the parent, without a rendezvous of their own. A part that one
-// vendor's library can serve becomes that library's communicator.
+// vendor's library can serve becomes that library's communicator. Where the parent was revoked, each part is made like an init,
+// with an id that its first rank gives the others beside the parent's operations.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "handles.hpp"
 #include "face_nccl.hpp"
@@ -10,6 +12,7 @@ namespace isthmus::bridge::nccl {
 namespace {
 
 using interpose::kInvalidArgument;
+using interpose::kInvalidUsage;
 using interpose::kSuccess;
 using interpose::kSystemError;
 
@@ -43,9 +46,27 @@ bool one_vendor(const std::vector<SplitChoice> &all, const std::vector<int> &par
   return one_island(who);
 }
 
-// The configuration of a part: the program's, or, as at NCCL, the parent's where the program gives none.
-std::shared_ptr<KeptConfig> inherited(const CommPtr &parent, const Config *config) {
-  return config ? std::make_shared<KeptConfig>(config) : std::static_pointer_cast<KeptConfig>(parent->traits().config);
+// Makes a part like an init of its ranks, with an id that one of them has made.
+Result init_part(const char *call, const TargetPtr &target, const std::vector<int> &ranks, const UniqueId &id, int rank,
+                 Config *config) {
+  if (Tail tail; !read_tail(id.bytes, tail))
+    return refused(kSystemError, call, "rank " + std::to_string(ranks[0]) + " could not make an id; its log says why");
+  return init_as(call, target, static_cast<int>(ranks.size()), id, rank, config);
+}
+
+// One call of ncclCommSplit over a parent that was revoked. All of its ranks take part in the two exchanges.
+Result split_revoked(const CommPtr &parent, int color, int key, const TargetPtr &target, Config *config) {
+  std::vector<SplitChoice> all;
+  if (const Outcome o = exchange(parent, SplitChoice{{}, color, key}, all); !o.ok()) return failed(kSplit, o);
+  const std::vector<int> mine = color < 0 ? std::vector<int>{} : part_of(all, color);
+  const int rank = static_cast<int>(std::find(mine.begin(), mine.end(), parent->traits().rank) - mine.begin());
+  Result made = kSuccess;
+  UniqueId id{};
+  if (!mine.empty() && rank == 0 && (made = get_unique_id(&id)) != kSuccess) id = {};
+  std::vector<UniqueId> ids;
+  if (const Outcome o = exchange(parent, id, ids); !o.ok()) return failed(kSplit, o);
+  if (mine.empty() || made != kSuccess) return made;
+  return init_part(kSplit, target, mine, ids[static_cast<size_t>(mine[0])], rank, config);
 }
 
 // One call of ncclCommSplit; `number` counts such calls of the parent. All ranks of the parent take part in steps 1 to 3:
@@ -103,31 +124,48 @@ Result split_now(const CommPtr &parent, int number, int color, int key, Target &
   return given_up ? aborted(kSplit) : no_handle(kSplit);
 }
 
-// A call is refused while its parent is being made: an answer "in progress" would leave the program nothing to ask later.
+}  // namespace
+
+std::shared_ptr<KeptConfig> inherited(const CommPtr &parent, const Config *config) {
+  return config ? std::make_shared<KeptConfig>(config) : std::static_pointer_cast<KeptConfig>(parent->traits().config);
+}
+
 Result not_ready(const char *call, const Outcome &o) {
   return o.code == ISTHMUS_IN_PROGRESS ? refused(kInvalidArgument, call, o.text) : failed(call, o);
 }
 
-// Makes the call now, or when the group ends. Calls over one communicator are made in the order of the program.
 Result act_or_defer(const CommPtr &parent, std::function<Result()> act) {
+  const DevicePlace &place = parent->traits().place;
   if (in_group()) {
-    face().pending().deferred.push_back({parent, std::move(act)});
+    face().pending().deferred.push_back({parent, place, std::move(act)});
     return kSuccess;
   }
   const DeviceGuard guard(devices());
-  devices().enter(parent->traits().place);
+  devices().enter(place);
   return act();
 }
 
-// The place of the handle that the program has when the call returns. Null: there is no handle.
-TargetPtr target_of(const CommPtr &parent, Handle *out, bool blocking) {
+TargetPtr target_of(Handle *out, const DevicePlace &place, bool blocking, const std::string &name) {
   auto target = std::make_shared<Target>(out);
   *out = nullptr;
-  const Traits &t = parent->traits();
-  return !in_group() || target->promise(t.place, blocking, t.name + "/part") ? target : nullptr;
+  return !in_group() || target->promise(place, blocking, name) ? target : nullptr;
 }
 
-}  // namespace
+Result silent_rank(const char *call, const CommPtr &parent, const std::vector<int> &ranks) {
+  const std::string &vendors = parent->traits().vendors;
+  for (const int r : ranks)
+    if (static_cast<size_t>(r) < vendors.size() && std::strchr("nr", vendors[static_cast<size_t>(r)]) == nullptr)
+      return refused(
+          kInvalidUsage, call,
+          "rank " + std::to_string(r) + " is of a vendor whose interface has no such call, so the others would wait for it");
+  return kSuccess;
+}
+
+std::vector<int> all_ranks(const CommPtr &parent) {
+  std::vector<int> ranks(static_cast<size_t>(parent->traits().size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 Result split(Handle handle, int color, int key, Handle *out, Config *config) {
   const CommPtr parent = bridge::find(handle);
@@ -137,13 +175,16 @@ Result split(Handle handle, int color, int key, Handle *out, Config *config) {
     return note(refused(kInvalidArgument, kSplit, "newcomm is NULL, or the color is negative and not NCCL_SPLIT_NOCOLOR"));
   if (!read(config, request)) return note(refused(kInvalidArgument, kSplit, "the configuration was not initialised"));
   if (!config) request.blocking = parent->traits().blocking;
-  if (const Outcome o = parent->status(); !o.ok()) return note(not_ready(kSplit, o));
+  if (const Outcome o = serves_parts(*parent); !o.ok()) return note(not_ready(kSplit, o));
+  if (const Result r = silent_rank(kSplit, parent, all_ranks(parent))) return note(r);
   const auto kept = inherited(parent, config);
-  const TargetPtr target = color < 0 ? nullptr : target_of(parent, out, request.blocking);
+  const Traits &t = parent->traits();
+  const TargetPtr target = color < 0 ? nullptr : target_of(out, t.place, request.blocking, t.name + "/part");
   if (color < 0) *out = nullptr;
   else if (!target) return note(no_handle(kSplit));
   const int number = parent->next_part();
   return act_or_defer(parent, [=] {
+    if (parent->revoked()) return split_revoked(parent, color, key, target, kept->get());
     Target none(out);
     return split_now(parent, number, color, key, target ? *target : none, kept, request);
   });
@@ -167,16 +208,18 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
     return note(refused(kInvalidArgument, kCall,
                         "flags " + std::to_string(flags) + ": neither NCCL_SHRINK_DEFAULT nor NCCL_SHRINK_ABORT"));
   const isthmus_comm_t over = parent->get();
-  // A parent whose ranks have failed or are gone is what NCCL_SHRINK_ABORT is for.
-  if (const Outcome o = parent->status(); !o.ok() && (flags == kDefault || !over)) return note(not_ready(kCall, o));
+  // A parent whose ranks have failed or are gone is what NCCL_SHRINK_ABORT is for, and a revoke.
+  if (const Outcome o = serves_parts(*parent); !o.ok() && (flags == kDefault || !over)) return note(not_ready(kCall, o));
   std::vector<int> left;
   for (int r = 0; r < parent->traits().size; ++r)
     if (std::find(excluded, excluded + count, r) == excluded + count) left.push_back(r);
   const int mine = static_cast<int>(std::find(left.begin(), left.end(), parent->traits().rank) - left.begin());
   if (mine == static_cast<int>(left.size()))
     return note(refused(kInvalidArgument, kCall, "this rank is among those that are excluded"));
+  if (const Result r = silent_rank(kCall, parent, left)) return note(r);
   const auto kept = inherited(parent, config);
-  const TargetPtr target = target_of(parent, out, config ? request.blocking : parent->traits().blocking);
+  const Traits &t = parent->traits();
+  const TargetPtr target = target_of(out, t.place, config ? request.blocking : t.blocking, t.name + "/part");
   if (!target) return note(no_handle(kCall));
   if (flags == kAbort) isthmus_comm_abort(over, "ncclCommShrink with NCCL_SHRINK_ABORT");
   return act_or_defer(parent, [=] {
@@ -190,10 +233,7 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
             isthmus_comm_exchange(parent->get(), left.data(), static_cast<int>(left.size()), &id, ids.data(), sizeof id, 0));
         !o.ok())
       return failed(kCall, o);
-    id = ids[0];
-    if (Tail tail; !read_tail(id.bytes, tail))
-      return refused(kSystemError, kCall, "rank " + std::to_string(left[0]) + " could not make an id; its log says why");
-    return init_as(kCall, target, static_cast<int>(left.size()), id, mine, kept->get());
+    return init_part(kCall, target, left, ids[0], mine, kept->get());
   });
 }
 

@@ -129,13 +129,15 @@ class GroupEnd {
     const auto &deferred = pending_.deferred;
     std::vector<std::vector<size_t>> by_parent;
     for (size_t n = 0; n < deferred.size(); ++n) {
-      const auto same = [&](const auto &one) { return deferred[one.front()].parent == deferred[n].parent; };
+      const auto same = [&](const auto &one) {
+        return deferred[n].parent && deferred[one.front()].parent == deferred[n].parent;
+      };
       const auto known = std::find_if(by_parent.begin(), by_parent.end(), same);
       if (known == by_parent.end()) by_parent.push_back({n});
       else known->push_back(n);
     }
     keep_first(worst(in_parallel(face_, by_parent.size(), [&](size_t parent) {
-      face_.devices().enter(deferred[by_parent[parent].front()].parent->traits().place);
+      face_.devices().enter(deferred[by_parent[parent].front()].place);
       Result first = kOk;
       for (const size_t n : by_parent[parent]) try {
           first = face_.worse(first, deferred[n].act());

@@ -14,10 +14,11 @@ namespace isthmus::bridge {
 struct PendingGroup {
   std::vector<std::shared_ptr<Init>> inits;
   BridgedCalls operations;
-  // A call that is collective over a communicator. The call is made when the group ends, on a thread that works on the
-  // communicator's device.
+  // A call that is collective over a communicator, or (`parent` null) comes to the ranks of one. The call is made when the group
+  // ends, on a thread that works on that device.
   struct Deferred {
     CommPtr parent;
+    DevicePlace place;
     std::function<Result()> act;
   };
   std::vector<Deferred> deferred;

@@ -17,6 +17,9 @@ struct Tail {
 };
 static_assert(sizeof(Tail) == 80 && alignof(Tail) == 1);
 
+// The maker of an id that no vendor's library made. What is made with such an id is Isthmus' in any case.
+constexpr const char *kNoVendor = "+";
+
 // Whether the end of the id is free for a tail.
 bool has_room(std::span<const unsigned char> id);
 void write_tail(std::span<unsigned char> id, const char *family, const isthmus_ticket &ticket);
