@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import patient
 from spanning import FLOATS, HANDED, SPANS, Rank, at_once, check, fleet, given, run, summed
 
 SUM = ("all_reduce 7 0 5 0 0 0", "wait")
@@ -325,12 +326,29 @@ def test_who_does_not_come_is_named_and_the_members_go_on(scripted: dict[str, Pa
         rank.say("init", "use grown", *["grow_id"] * (number == 0), f"grow 4 {int(number == 0)}")
         rank.say("comm 0", *SUM, "destroy")
         rank.inputs.append(given(number))
-        rank.environment["ISTHMUS_TIMEOUT"] = "5"
+        rank.environment["ISTHMUS_TIMEOUT"] = str(patient(5))
     run(ranks, scripted, tmp_path)
     check(ranks)
     for rank in ranks:
         assert codes(rank, "grow") == [6] and "rank 2 and rank 3 of 4 did not arrive" in rank.printed
         assert rank.output == summed(2)
+
+
+@pytest.mark.parametrize("call", ["grow 4 1", "shrink 2 0"])
+def test_a_rank_that_does_not_call_is_named_and_an_abort_ends_the_wait(
+    call: str, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Rank 1 does not call, and the deadline passes; then rank 0 calls again, and a thread of it aborts the communicator."""
+    ranks = fleet("nan")
+    ranks[0].say("id", "init", "use grown", "grow_id", call, "comm 0", "abort_later 200", call)
+    ranks[0].say("touch done")
+    for rank in ranks[1:]:
+        rank.say("init", "expect done")
+    ranks[0].environment["ISTHMUS_TIMEOUT"] = str(patient(5))
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    assert codes(ranks[0], call.split()[0]) == [6, 6], ranks[0].printed
+    assert "rank 1" in ranks[0].printed and "destroyed here meanwhile" in ranks[0].printed
 
 
 def test_an_id_is_for_one_grow(scripted: dict[str, Path], tmp_path: Path) -> None:

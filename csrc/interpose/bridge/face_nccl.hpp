@@ -103,13 +103,13 @@ TargetPtr target_of(Handle *out, const DevicePlace &place, bool blocking, const 
 // Refuses the call where one of these ranks, all of which have to make it, cannot: HCCL's interface has no such calls.
 Result silent_rank(const char *call, const CommPtr &parent, const std::vector<int> &ranks);
 std::vector<int> all_ranks(const CommPtr &parent);
-// Gathers every rank's `mine`, beside the parent's operations, and also where those have failed or were revoked.
+double exchange_seconds();  // how long ranks wait for each other; 0: as the communicator says
+// Gathers `mine` of each of these ranks, beside the parent's operations, and also where those have failed or were revoked.
 template <class T>
-Outcome exchange(const CommPtr &parent, const T &mine, std::vector<T> &all) {
-  const std::vector<int> ranks = all_ranks(parent);
+Outcome exchange(const CommPtr &parent, const std::vector<int> &ranks, const T &mine, std::vector<T> &all) {
   all.resize(ranks.size());
-  return outcome(
-      isthmus_comm_exchange(parent->get(), ranks.data(), static_cast<int>(ranks.size()), &mine, all.data(), sizeof mine, 0));
+  return outcome(isthmus_comm_exchange(parent->get(), ranks.data(), static_cast<int>(ranks.size()), &mine, all.data(),
+                                       sizeof mine, exchange_seconds()));
 }
 // ---- the library's own communicators in a group (face_nccl_waits.cpp) --------------------------------------------------------------
 std::unique_ptr<GroupWait> group_wait();

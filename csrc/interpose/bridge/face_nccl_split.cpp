@@ -2,6 +2,7 @@
 // vendor's library can serve becomes that library's communicator. Where the parent was revoked, each part is made like an init,
 // with an id that its first rank gives the others beside the parent's operations.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 
@@ -57,14 +58,15 @@ Result init_part(const char *call, const TargetPtr &target, const std::vector<in
 // One call of ncclCommSplit over a parent that was revoked. All of its ranks take part in the two exchanges.
 Result split_revoked(const CommPtr &parent, int color, int key, const TargetPtr &target, Config *config) {
   std::vector<SplitChoice> all;
-  if (const Outcome o = exchange(parent, SplitChoice{{}, color, key}, all); !o.ok()) return failed(kSplit, o);
+  if (const Outcome o = exchange(parent, all_ranks(parent), SplitChoice{{}, color, key}, all); !o.ok())
+    return failed(kSplit, o);
   const std::vector<int> mine = color < 0 ? std::vector<int>{} : part_of(all, color);
   const int rank = static_cast<int>(std::find(mine.begin(), mine.end(), parent->traits().rank) - mine.begin());
   Result made = kSuccess;
   UniqueId id{};
   if (!mine.empty() && rank == 0 && (made = get_unique_id(&id)) != kSuccess) id = {};
   std::vector<UniqueId> ids;
-  if (const Outcome o = exchange(parent, id, ids); !o.ok()) return failed(kSplit, o);
+  if (const Outcome o = exchange(parent, all_ranks(parent), id, ids); !o.ok()) return failed(kSplit, o);
   if (mine.empty() || made != kSuccess) return made;
   return init_part(kSplit, target, mine, ids[static_cast<size_t>(mine[0])], rank, config);
 }
@@ -161,6 +163,12 @@ Result silent_rank(const char *call, const CommPtr &parent, const std::vector<in
   return kSuccess;
 }
 
+// A communicator has no deadline unless the program sets one. Who makes another from it waits for the others as long as in an init.
+double exchange_seconds() {
+  constexpr double kAsInit = 300;  // the default of ISTHMUS_TIMEOUT
+  return std::getenv("ISTHMUS_TIMEOUT") ? 0 : kAsInit;
+}
+
 std::vector<int> all_ranks(const CommPtr &parent) {
   std::vector<int> ranks(static_cast<size_t>(parent->traits().size));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -225,14 +233,11 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
   return act_or_defer(parent, [=] {
     // The ranks that are excluded do not call, and may be gone, so nothing is collective over the parent. The first rank that
     // remains gives the others an id.
-    std::vector<UniqueId> ids(left.size());
+    std::vector<UniqueId> ids;
     UniqueId id{};
     if (mine == 0)
       if (const Result r = get_unique_id(&id)) return r;
-    if (const Outcome o = outcome(
-            isthmus_comm_exchange(parent->get(), left.data(), static_cast<int>(left.size()), &id, ids.data(), sizeof id, 0));
-        !o.ok())
-      return failed(kCall, o);
+    if (const Outcome o = exchange(parent, left, id, ids); !o.ok()) return failed(kCall, o);
     return init_part(kCall, target, left, ids[0], mine, kept->get());
   });
 }
