@@ -23,6 +23,7 @@
  *   split COLOR KEY                                        makes one more (or none: the number is used up all the same)
  *   shrink N FLAGS                                         makes one more, of all ranks but that one; -1: of all
  *   revoke FLAGS
+ *   revoke_later MILLISECONDS                              as abort_later
  *   grow_id                                                gets an id from the communicator and gives it to all
  *   grow RANKS GIVES [BLOCKING]                            makes one more, with further ranks; GIVES 1: gives the id, 0: another one does
  *   come RANK RANKS [BLOCKING]                             comes to such a one, with the id
@@ -386,6 +387,11 @@ static void *aborts(void *nothing) {
   ncclCommAbort(to_abort);
   return nothing;
 }
+static void *revokes(void *nothing) {
+  usleep(1000u * (unsigned)abort_milliseconds);
+  FOUND(ncclCommRevoke)(to_abort, 0);
+  return nothing;
+}
 static void *aborts_in(void *nothing) {
   const double until = seconds() + patient(30);
   int state = -1;
@@ -404,6 +410,10 @@ static void abort_on_a_thread(void *(*run)(void *)) {
 static void abort_later(int milliseconds) {
   abort_milliseconds = milliseconds;
   abort_on_a_thread(aborts);
+}
+static void revoke_later(int milliseconds) {
+  abort_milliseconds = milliseconds;
+  abort_on_a_thread(revokes);
 }
 static void abort_in(int state) {
   abort_state = state;
@@ -610,6 +620,7 @@ static void obey(char *line) {
   else if (!strcmp(call, "recall")) comms[now] = kept;
   else if (!strcmp(call, "abort_later")) abort_later(a);
   else if (!strcmp(call, "abort_in")) abort_in(a);
+  else if (!strcmp(call, "revoke_later")) revoke_later(a);
   else if (!strcmp(call, "resolved")) resolved();
   else if (!strcmp(call, "gone")) init_gone(a, b);
   else if (!strcmp(call, "wrong")) wrong(a);

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from patience import patient
-from spanning import FLOATS, HANDED, SPANS, Rank, at_once, check, fleet, given, run, summed
+from spanning import FLOATS, HANDED, SPANS, WITHOUT_GATES, Rank, at_once, check, fleet, given, run, summed
 
 SUM = ("all_reduce 7 0 5 0 0 0", "wait")
 
@@ -69,6 +69,18 @@ def test_a_revoked_communicator_is_in_progress_until_its_operations_have_ended(
     run(ranks, scripted, tmp_path)
     check(ranks)
     assert states(ranks[0]) == ["0"]
+
+
+def test_a_revoke_by_another_thread_ends_a_call_that_waits(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """No stream of rank 0's waits for the host, so its call returns when the exchange is over. Rank 1 never comes."""
+    ranks = fleet("na")
+    ranks[0].environment |= WITHOUT_GATES
+    ranks[0].say("id", "init", "revoke_later 200", "bare all_reduce 0", "poll 7", "touch done", "destroy")
+    ranks[1].say("init", "expect done", "poll 0", "abort")
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    assert codes(ranks[0], "all_reduce") == [6] and states(ranks[0]) == ["0"], ranks[0].printed
+    assert states(ranks[1]) == ["6"]
 
 
 def test_a_revoke_with_flags_is_refused_and_the_communicator_goes_on(scripted: dict[str, Path]) -> None:
@@ -349,6 +361,23 @@ def test_a_rank_that_does_not_call_is_named_and_an_abort_ends_the_wait(
     check(ranks)
     assert codes(ranks[0], call.split()[0]) == [6, 6], ranks[0].printed
     assert "rank 1" in ranks[0].printed and "destroyed here meanwhile" in ranks[0].printed
+
+
+def test_a_new_rank_with_an_old_ones_number_is_refused_with_all_others_and_the_old_ones_go_on(
+    scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    ranks = fleet("nan")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks[:2]):
+        rank.say(f"join {number} 2", "use grown", *["grow_id"] * (number == 0), f"grow 3 {int(number == 0)}")
+        rank.say("comm 0", *SUM, "destroy")
+        rank.inputs.append(given(number))
+    ranks[2].say("use grown", "come 1 3")
+    run(ranks, scripted, tmp_path, spans=False)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert codes(rank, "grow") == [5] and "two processes have rank 1" in rank.printed, rank.printed
+        assert rank.output == (summed(2) if number < 2 else b"")
 
 
 def test_an_id_is_for_one_grow(scripted: dict[str, Path], tmp_path: Path) -> None:
