@@ -98,6 +98,37 @@ class Hosts:
         for n, name in enumerate(self.names):
             ip("-n", name, "link", "set", f"second{n}", state)
 
+    def silence(self, cable: str) -> None:
+        """What is sent by "cable" or "second" reaches nobody from now on, and no host is told: each sends to a stranger's
+        address of hardware.
+        """
+        self._neighbours(cable, "replace", "lladdr", "02:00:00:00:0b:ad", "nud", "permanent")
+
+    def restore(self, cable: str) -> None:
+        self._neighbours(cable, "del")
+
+    def _neighbours(self, cable: str, verb: str, *words: str) -> None:
+        network = {"cable": ADDRESSES["IPv4"], "second": "10.213.8.{}"}[cable]
+        for n, name in enumerate(self.names):
+            ip("-n", name, "neighbour", verb, network.format(2 - n), *words, "dev", f"{cable}{n}")
+
+    def sent(self, cable: str) -> int:
+        """Bytes that both ends of "cable" or "second" have sent."""
+        total = 0
+        for n, name in enumerate(self.names):
+            words = ["ip", "-n", name, "-s", "-j", "link", "show", f"{cable}{n}"]
+            said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=SOON).stdout
+            total += json.loads(said)[0]["stats64"]["tx"]["bytes"]
+        return total
+
+    def shape(self, cable: str, megabytes: float) -> None:
+        """Each end of "cable" or "second" sends no more than so many 10^6 bytes a second from now on."""
+        rate = round(megabytes * 8e6)
+        for n, name in enumerate(self.names):
+            words = ["qdisc", "replace", "dev", f"{cable}{n}", "root", "handle", "1:", "tbf", "rate", f"{rate}bit"]
+            words += ["burst", str(256 << 10), "limit", str((1 << 20) + (256 << 10))]
+            subprocess.run(["tc", "-n", name, *words], check=True, capture_output=True, text=True, timeout=SOON)
+
     def remove(self) -> None:
         for name in self.names:
             with suppress(subprocess.CalledProcessError):

@@ -176,6 +176,7 @@ bool StreamBook::come(size_t s, uint32_t generation) noexcept {
   if (generation <= l.generation || generation <= l.last.generation) return false;
   if (l.connected) end(s);
   l.connected = true;
+  l.mute = false;
   l.generation = generation;
   l.had = l.told = l.quiet_bytes = 0;
   l.prompt = false;

@@ -69,7 +69,9 @@ class StreamBook {
   uint32_t generation(size_t s) const noexcept { return ledgers_[s].generation; }  // of the last connection
 
   // ---- what this end sends
-  bool has_room(size_t s) const noexcept { return up(s) && ledgers_[s].owed.size() < kMostOwed; }
+  bool has_room(size_t s) const noexcept { return up(s) && !ledgers_[s].mute && ledgers_[s].owed.size() < kMostOwed; }
+  // Nothing more can be written by the connection, whose end has not been read yet. No other stream leaves it anything.
+  void mute(size_t s) noexcept { ledgers_[s].mute = true; }
   // Whether the next frame that keeps its order may go by this stream now.
   bool takes_ordered(size_t s) noexcept;
   // A copy for a frame that keeps its order; null: there is no room until the other end confirms. `copied` is for OwedPiece.
@@ -83,7 +85,6 @@ class StreamBook {
   OwedPiece *again(size_t s, int64_t now_ns) noexcept;
   // Whether anything given has neither been confirmed nor cancelled.
   bool owes() const noexcept;
-  bool owes(size_t s) const noexcept { return ledgers_[s].owed.size() != 0; }
 
   // ---- what this end receives
   // A frame has come. False: no frame may come by the stream now.
@@ -148,7 +149,7 @@ class StreamBook {
   };
 
   struct Ledger {
-    bool connected = true, settled = true;
+    bool connected = true, settled = true, mute = false;
     bool prompt = false;           // somebody waits for the confirmation
     uint32_t generation = 0;       // of the last connection
     uint32_t owed_generation = 0;  // of the connection to which what is owed was given

@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 
 #include "base/assert.hpp"
@@ -25,9 +26,8 @@ constexpr int64_t kAskAgain = 250'000;      // a deferred frame is offered again
 
 constexpr int64_t kMute =
     500'000'000;  // once no stream can be written, what has come may be read for so long without a byte
-constexpr int64_t kLook = 100'000'000;  // how often it is asked whether the peer's host answers
-constexpr int64_t kSilent =
-    500'000'000;  // a stream whose other host acknowledges nothing for so long is lost, if there are others
+constexpr int64_t kComesAgain =
+    3'000'000'000;  // once a stream was taken for silent: a link without any waits for a new connection for so long
 
 }  // namespace
 
@@ -38,6 +38,7 @@ struct TcpLink::SocketStream {
   std::atomic<bool> over{false};  // nothing more comes from the stream; read by sleepers
   bool mute = false;              // nothing can be written to the stream any more
   std::string why;                // it is mute
+  StreamSilence silence;
   TcpReader in;
   // The piece that is being written.
   bool writing = false;
@@ -54,6 +55,7 @@ struct TcpLink::SocketStream {
     fd.store(connection.get(), std::memory_order_relaxed);
     socket = std::move(connection);
     mute = false;
+    silence.begin(now_ns());
     full.store(false, std::memory_order_relaxed);
     over.store(false, std::memory_order_release);
   }
@@ -160,10 +162,7 @@ bool TcpLink::next_piece(SocketStream &s) {
   out->cut = bare ? h.total : out->cut + h.bytes;
   if (bare || out->cut == h.total) queue.pop();
   if (!ordered) bulk_bytes_.fetch_sub(h.bytes, std::memory_order_relaxed);
-  if (several_) {
-    book_.give(s.index, piece, now);
-    owes_.store(true, std::memory_order_relaxed);
-  }
+  if (several_) { book_.give(s.index, piece, now); }
   s.begin(h, piece.data, piece.out, writing_);
   if (copied) {
     finish(*out);  // the book has what may have to go again
@@ -197,9 +196,11 @@ bool TcpLink::write_stream(SocketStream &s) {
         break;
       }
       s.mute = true;  // what the peer sent before this is still to be read
+      if (several_) book_.mute(s.index);
       s.why = end_text_ = system_text("send", errno);
       return moved;
     }
+    asks_.store(several_, std::memory_order_relaxed);
     s.sent += static_cast<uint64_t>(n);
     burst += static_cast<size_t>(n);
     if (!s.note) {
@@ -256,8 +257,10 @@ bool TcpLink::take_note(SocketStream &s, FrameSink &sink) {
     confirmed(*p.out);
   });
   if (heard == StreamBook::Heard::Fault) die(sink, "protocol error: the peer says that more has come than was sent");
-  if (heard == StreamBook::Heard::Ended) close(*streams_[note.slot], "the peer has lost it");
-  owes_.store(book_.owes(), std::memory_order_relaxed);
+  if (heard == StreamBook::Heard::Ended) {
+    gave_up_ns_ = now_ns();
+    close(*streams_[note.slot], "the peer has lost it");
+  }
   return moved;
 }
 
@@ -273,17 +276,19 @@ bool TcpLink::progress(FrameSink &sink) {
   if (several_) {  // what has come is confirmed before a thread sleeps
     for (auto &s : streams_)
       if (!s->over && !s->mute && !s->writing && book_.to_tell(s->index)) moved |= write_stream(*s);
-    look_for_silence(moved);
+    look_for_silence();
   }
-  if (std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over || s->mute; })) {
-    // A peer that has said all closes all streams at once, but they are read one after another.
-    const bool all = std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over.load(); });
-    const int64_t now = now_ns();
-    if (moved || mute_ns_ == 0) mute_ns_ = now;
-    if (all || now - mute_ns_ > kMute) die(sink, end_text_);
-  } else {
+  if (!std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over || s->mute; })) {
     mute_ns_ = 0;
+    return moved;
   }
+  // A peer that has said all closes all streams at once, but they are read one after another.
+  const bool all = std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over.load(); });
+  const int64_t now = now_ns();
+  if (moved || mute_ns_ == 0) mute_ns_ = now;
+  if (gave_up_ns_ != 0 && now - gave_up_ns_ < kComesAgain)
+    asks_.store(true, std::memory_order_relaxed);  // a sleeper is to look again
+  else if (all || now - mute_ns_ > kMute) die(sink, end_text_);
   return moved;
 }
 
@@ -316,18 +321,29 @@ void TcpLink::take_offers() {
   }
 }
 
-void TcpLink::look_for_silence(bool moved) {
-  if (!owes_.load(std::memory_order_relaxed) || (moved && ++rounds_ % 64 != 0)) return;
+void TcpLink::look_for_silence() {
+  if (!asks_.load(std::memory_order_relaxed)) return;
   const int64_t now = now_ns();
-  if (now - looked_ns_ < kLook) return;
+  if (now - looked_ns_ < StreamSilence::kLookNs) return;
   looked_ns_ = now;
+  bool asks = book_.owes();
+  std::array<int64_t, StreamBook::kMostStreams> silent{};
+  const auto goes = [](const SocketStream &s) { return !s.over.load(std::memory_order_relaxed) && !s.mute; };
   for (auto &s : streams_) {
-    const auto others =
-        std::count_if(streams_.begin(), streams_.end(), [&](const auto &o) { return o != s && !o->over && !o->mute; });
-    if (s->over || s->mute || others == 0 || !book_.owes(s->index)) continue;
-    if (const int64_t silent = net::unanswered_ns(s->socket.get()); silent >= kSilent)
-      lose(*s, formatted("the peer's host has acknowledged nothing for {} ms", silent / 1'000'000));
+    if (!goes(*s)) continue;
+    // Notes are asked about as well: where a confirmation is lost only the end that sent it can know.
+    const net::Answers a = net::answers(s->socket.get());
+    asks = asks || a.unanswered != 0;
+    silent[s->index] = s->silence.look(a, now);
   }
+  for (auto &s : streams_) {
+    const auto answers = [&](const auto &o) { return o != s && goes(*o) && book_.up(o->index) && o->silence.answers(); };
+    if (silent[s->index] == 0 || std::none_of(streams_.begin(), streams_.end(), answers)) continue;
+    s->silence.lost(now);
+    gave_up_ns_ = now;
+    lose(*s, formatted("the peer's host has acknowledged nothing for {} ms", silent[s->index] / 1'000'000));
+  }
+  asks_.store(asks, std::memory_order_relaxed);
 }
 
 // ---- ends ----------------------------------------------------------------------------------------------------------------------------
@@ -394,7 +410,7 @@ bool TcpLink::idle() const noexcept {
 
 int64_t TcpLink::descriptors(std::vector<pollfd> &fds) const {
   if (dead_.load(std::memory_order_relaxed)) return kAnyTime;
-  int64_t most = several_ && owes_.load(std::memory_order_relaxed) ? kLook : kAnyTime;
+  int64_t most = asks_.load(std::memory_order_relaxed) ? StreamSilence::kLookNs : kAnyTime;
   for (const auto &s : streams_) {
     if (s->over.load(std::memory_order_acquire)) continue;
     short events = s->full.load(std::memory_order_relaxed) ? POLLOUT : 0;

@@ -17,6 +17,9 @@
 //
 // Where a link has several streams, some may be lost: StreamBook says what goes again, and by which. A link whose streams are all gone is
 // broken. A stream that ends is read to its end first: the peer may have closed all streams, and what came before is still to be read.
+//
+// A stream whose other host is silent (link/stream_silence.hpp) is lost as well, while there is another one that answers. The two ends may
+// take one stream each for silent, and be left with none. So a link that has lost a stream that way waits some time for a new connection.
 #pragma once
 
 #include <memory>
@@ -27,6 +30,7 @@
 #include "link/frame.hpp"
 #include "link/stream_book.hpp"
 #include "link/stream_news.hpp"
+#include "link/stream_silence.hpp"
 #include "link/tcp_reader.hpp"
 
 namespace isthmus::link {
@@ -60,7 +64,7 @@ class TcpLink final : public Link {
   void lose(SocketStream &s, const std::string &why);   // the stream's connection has ended
   void close(SocketStream &s, const std::string &why);  // the same, where the book knows already
   void take_offers();
-  void look_for_silence(bool moved);
+  void look_for_silence();
   void die(FrameSink &sink, const std::string &why);
 
   const bool several_;
@@ -71,13 +75,13 @@ class TcpLink final : public Link {
   OutQueue ordered_, bulk_;
   std::atomic<uint64_t> bulk_bytes_{0};  // of bulk_, posted and not yet given to a stream
   std::atomic<bool> dead_{false};
-  std::string end_text_;   // why a stream was lost or fell mute last
-  int64_t mute_ns_ = 0;    // since when no stream can be written, and nothing has come either; 0: one can
-  int64_t looked_ns_ = 0;  // when it was last asked whether the peer's host answers
-  uint32_t rounds_ = 0;
+  std::string end_text_;              // why a stream was lost or fell mute last
+  int64_t mute_ns_ = 0;               // since when no stream can be written, and nothing has come either; 0: one can
+  int64_t looked_ns_ = 0;             // when it was last asked whether the peer's host answers
+  int64_t gave_up_ns_ = 0;            // when either end took a stream for silent; 0: none was
   std::atomic<uint32_t> writing_{0};  // the streams that have a piece half written
   std::atomic<uint32_t> waiting_{0};  // pieces that are to be confirmed, and whose senders wait
-  std::atomic<bool> owes_{false};     // as the book says; read by sleepers
+  std::atomic<bool> asks_{false};     // something may be unanswered; read by sleepers
 };
 
 }  // namespace isthmus::link

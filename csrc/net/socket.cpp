@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -124,13 +125,17 @@ void limit_unacknowledged(int fd, int ms) noexcept {
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
 }
 
-int64_t unanswered_ns(int fd) noexcept {
+Answers answers(int fd) noexcept {
   tcp_info info{};
   socklen_t n = sizeof info;
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return 0;
-  // Where this host has no way any more, what waits was never sent, and the kernel counts its probes instead.
-  const bool again = (info.tcpi_unacked != 0 && info.tcpi_retransmits >= 2) || info.tcpi_probes >= 2;
-  return again ? int64_t{info.tcpi_last_ack_recv} * 1'000'000 : 0;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return {};
+  Answers a;
+  // Where this host has no way any more, what waits was never sent, and the kernel counts its attempts and probes instead.
+  a.unanswered = std::max<uint32_t>(info.tcpi_unacked, info.tcpi_probes != 0 ? 1 : 0);
+  a.quiet_ns = int64_t{info.tcpi_last_ack_recv} * 1'000'000;
+  a.round_ns = int64_t{info.tcpi_rtt} * 1000;
+  a.repeated = info.tcpi_total_retrans + info.tcpi_retransmits + info.tcpi_probes;
+  return a;
 }
 
 int begin_connect_tcp(const Address &address, UniqueFd &out) {

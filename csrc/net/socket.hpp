@@ -26,9 +26,14 @@ Address local_address(int fd);
 // A process that is merely stopped does not count, because its kernel acknowledges. Unix sockets have no such limit.
 void limit_unacknowledged(int fd, int ms) noexcept;
 
-// How long the other host has acknowledged nothing, where something was sent to it and then twice again; 0 else. A process that does not read
-// is no such case, because its kernel still answers.
-int64_t unanswered_ns(int fd) noexcept;
+// What the kernel knows of the other host's answers. It answers also where the process there does not run. All zero for a Unix socket.
+struct Answers {
+  uint32_t unanswered = 0;  // segments that were sent and are not acknowledged; 1 where a probe is all that was sent
+  int64_t quiet_ns = 0;     // since anything came from the other host
+  int64_t round_ns = 0;     // a round trip, as of late
+  uint32_t repeated = 0;    // segments sent again and probes. Rises while nothing is answered, and may fall with an answer
+};
+Answers answers(int fd) noexcept;
 
 // One attempt to connect. 0 or an errno (ETIMEDOUT at the deadline).
 int connect_tcp(const Address &address, Deadline deadline, UniqueFd &out);

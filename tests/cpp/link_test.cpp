@@ -1,6 +1,8 @@
 // What frame.hpp promises of a Link, on every link there is: within a process, through shared memory, over one socket and several, and by UCX
 // over its TCP and its shared memory.
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -82,10 +84,10 @@ Made shm_ends(uint64_t capacity, uint64_t back) {
   return e;
 }
 
-Made tcp_ends(std::vector<UniqueFd> here, std::vector<UniqueFd> there) {
+// `bytes`: of each socket's buffers. As it is, a large payload never fits.
+Made tcp_ends(std::vector<UniqueFd> here, std::vector<UniqueFd> there, int bytes = 64 * 1024) {
   for (const auto *side : {&here, &there})
     for (const UniqueFd &fd : *side) {
-      const int bytes = 64 * 1024;  // so that a large payload never fits
       EXPECT_EQ(::setsockopt(fd.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes), 0);
       EXPECT_EQ(::setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes), 0);
     }
@@ -107,10 +109,10 @@ Made socketpair_ends() {
   return tcp_ends(std::move(here), std::move(there));
 }
 
-Made loopback_ends() {
+std::vector<std::array<UniqueFd, 2>> loopback_connections(int count) {
   const UniqueFd listener = net::listen_tcp(net::numeric_address("127.0.0.1:1").with_port(0));
-  std::vector<UniqueFd> here, there;
-  for (int i = 0; i < 2; ++i) {
+  std::vector<std::array<UniqueFd, 2>> made;
+  for (int i = 0; i < count; ++i) {
     UniqueFd mine, theirs;
     if (const int error = net::connect_tcp(net::local_address(listener.get()), Deadline(isthmus_test::soon()), mine);
         error != 0)
@@ -121,6 +123,14 @@ Made loopback_ends() {
       int error = 0;
       theirs = net::accept_client(listener.get(), from, error);
     }
+    made.push_back({std::move(mine), std::move(theirs)});
+  }
+  return made;
+}
+
+Made loopback_ends() {
+  std::vector<UniqueFd> here, there;
+  for (auto &[mine, theirs] : loopback_connections(2)) {
     here.push_back(std::move(mine));
     there.push_back(std::move(theirs));
   }
@@ -886,16 +896,22 @@ TEST(TcpLink, WhoSleepsInsideAPayloadHearsThatThePeerHasGone) {
 // Ends of several streams, whose sockets a test may cut.
 template <int Streams>
 struct Cables {
-  Cables() {
+  Cables()
+      : Cables([] {
+          std::vector<std::array<UniqueFd, 2>> made;
+          for (int i = 0; i < Streams; ++i) made.push_back(connected());
+          return made;
+        }()) {}
+  explicit Cables(std::vector<std::array<UniqueFd, 2>> made, int bytes = 64 * 1024) {
     std::vector<UniqueFd> sides[2];
     for (int i = 0; i < Streams; ++i) {
-      auto pair = connected();
+      auto &pair = made[static_cast<size_t>(i)];
       for (int side : {0, 1}) {
         fds[side][i] = pair[side].get();
         sides[side].push_back(std::move(pair[side]));
       }
     }
-    ends = tcp_ends(std::move(sides[0]), std::move(sides[1]));
+    ends = tcp_ends(std::move(sides[0]), std::move(sides[1]), bytes);
   }
   static std::array<UniqueFd, 2> connected() {
     int pair[2];
@@ -1089,6 +1105,108 @@ TEST(TcpLink, WhenTheLastStreamIsLostTheLinkIsBroken) {
   ASSERT_TRUE(c.eventually([&] { return !c.inbox.ends.empty() && !c.back.ends.empty(); }));
   EXPECT_EQ(c.inbox.ends, std::vector<std::string>{"the peer closed the connection"});
   EXPECT_TRUE(c.link(0).broken() && c.link(1).broken());
+}
+
+// Two streams over TCP, whose packets a test lets vanish: nothing tells either end, as where a cable is pulled out.
+struct SilentCables : Cables<2> {
+  explicit SilentCables(int bytes = 64 * 1024) : Cables<2>(loopback_connections(2), bytes) {}
+  // Nothing comes in at that end of the stream any more.
+  void mute(int side, int stream) {
+    sock_filter drop{BPF_RET, 0, 0, 0};
+    const sock_fprog program{1, &drop};
+    ASSERT_EQ(::setsockopt(fds[side][stream], SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
+  }
+  void silence(int stream) {
+    mute(0, stream);
+    mute(1, stream);
+  }
+  void connect_again(size_t stream, uint32_t generation) {
+    auto pair = std::move(loopback_connections(1)[0]);
+    for (int side : {0, 1}) {
+      fds[side][stream] = pair[side].get();
+      link(side).news().offer({static_cast<uint32_t>(stream), generation, std::move(pair[side])});
+    }
+  }
+  StreamReport report(int side, size_t stream) { return link(side).news().report()[stream]; }
+};
+
+TEST(TcpLink, ASilentStreamIsLostWhileAnotherAnswersAndAllComesByThat) {
+  for (const int stream : {0, 1}) {
+    SCOPED_TRACE(stream);
+    SilentCables c;
+    Letters letters = mixed(0, 40), answers = mixed(0, 40);
+    for (size_t i = 0; i < letters.size(); ++i) {
+      c.ends->here().post(letters[i]);
+      c.ends->there().post(answers[i]);
+    }
+    ASSERT_TRUE(c.eventually([&] { return c.inbox.order.size() >= 3; }));
+    c.silence(stream);
+    ASSERT_TRUE(c.eventually([&] { return c.inbox.has(letters) && c.back.has(answers) && over(letters) && over(answers); }));
+    for (const Letter &l : letters) expect_whole(c.inbox, l);
+    for (const Letter &l : answers) expect_whole(c.back, l);
+    expect_small_ones_in_order(c.inbox);
+    expect_small_ones_in_order(c.back);
+    for (int side : {0, 1}) {
+      EXPECT_FALSE(c.report(side, static_cast<size_t>(stream)).connected);
+      EXPECT_TRUE(c.report(side, static_cast<size_t>(1 - stream)).connected);
+    }
+  }
+}
+
+TEST(TcpLink, AStreamIsTakenForSilentAlsoWhereOnlyAConfirmationIsUnderWay) {
+  SilentCables c(256 * 1024);
+  Letters letters;
+  letters.emplace_back(FrameKind::PlanData, 1, 70'000);
+  c.ends->here().post(letters[0]);
+  const auto in_kernel = [&](int stream) {  // of the other end, which has read nothing
+    int there = 0;
+    EXPECT_EQ(::ioctl(c.fds[1][stream], FIONREAD, &there), 0);
+    return there;
+  };
+  while (in_kernel(0) + in_kernel(1) < 70'064) drive(*c.ends->links[0], c.back);
+  const int stream = in_kernel(1) != 0 ? 1 : 0;
+  while (net::answers(c.fds[0][stream]).unanswered != 0) std::this_thread::yield();
+  c.silence(stream);
+  ASSERT_TRUE(c.eventually([&] { return over(letters); }));
+  expect_whole(c.inbox, letters[0]);
+  EXPECT_FALSE(c.report(0, static_cast<size_t>(stream)).connected);
+  EXPECT_TRUE(c.report(0, static_cast<size_t>(1 - stream)).connected);
+}
+
+TEST(TcpLink,
+     AfterASilenceALinkWithoutStreamsWaitsForNewConnections) {  // the ends may have taken one stream each for silent
+  SilentCables c;
+  Letters letters = mixed(0, 40), answers = mixed(0, 40);
+  for (size_t i = 0; i < letters.size(); ++i) {
+    c.ends->here().post(letters[i]);
+    c.ends->there().post(answers[i]);
+  }
+  ASSERT_TRUE(c.eventually([&] { return c.inbox.order.size() >= 3; }));
+  c.silence(0);
+  ASSERT_TRUE(c.eventually([&] { return !c.report(0, 0).connected && !c.report(1, 0).connected; }));
+  c.cut(1);
+  ASSERT_TRUE(c.eventually([&] { return !c.report(0, 1).connected && !c.report(1, 1).connected; }));
+  EXPECT_FALSE(c.link(0).broken() || c.link(1).broken());
+  c.connect_again(0, 5);
+  c.connect_again(1, 5);
+  ASSERT_TRUE(c.eventually([&] { return c.inbox.has(letters) && c.back.has(answers) && over(letters) && over(answers); }));
+  for (const Letter &l : letters) expect_whole(c.inbox, l);
+  for (const Letter &l : answers) expect_whole(c.back, l);
+  expect_small_ones_in_order(c.inbox);
+  expect_small_ones_in_order(c.back);
+}
+
+TEST(TcpLink, TheLastStreamIsNeverTakenForSilent) {
+  SilentCables c;
+  Letters letters = mixed(0, 20);
+  for (Letter &l : letters) c.ends->here().post(l);
+  c.cut(0);
+  ASSERT_TRUE(c.eventually([&] { return c.inbox.order.size() >= 3; }));
+  c.silence(1);
+  // Sent again twice: a stream that had another beside it would have been lost long ago.
+  ASSERT_TRUE(c.eventually([&] { return net::answers(c.fds[0][1]).repeated >= 3; }));
+  EXPECT_TRUE(c.report(0, 1).connected);
+  EXPECT_FALSE(c.link(0).broken());
 }
 
 TEST(TcpLink, APeerThatCountsWronglyIsRefused) {

@@ -407,5 +407,23 @@ TEST(StreamBook, AStreamThatConfirmsNothingMoreGetsNothingMore) {
   EXPECT_LT(seconds, 0.3) << "the other has carried the rest";
 }
 
+TEST(StreamBook, AStreamThatCanBeWrittenNoMoreIsLeftNothingUntilItIsConnectedAgain) {
+  Spread spread({1e9, 1e7});
+  spread.carry(64 << 20);  // the second is so slow that it leaves a single piece to the first
+  ASSERT_FALSE(spread.book.takes_bulk(1, Spread::kPiece, Spread::kPiece, spread.now));
+  spread.book.mute(0);
+  EXPECT_FALSE(spread.book.has_room(0));
+  EXPECT_TRUE(spread.book.takes_bulk(1, Spread::kPiece, Spread::kPiece, spread.now));
+  spread.book.end(0);
+  ASSERT_TRUE(spread.book.come(0, 1));
+  FrameHeader note;
+  note.kind = static_cast<FrameKind>(kNoteLost);
+  note.slot = 0;
+  note.offset = spread.told[0];
+  note.epoch = 1;
+  ASSERT_EQ(spread.book.heard(1, note, spread.now, [](const OwedPiece &) {}), StreamBook::Heard::Well);
+  EXPECT_TRUE(spread.book.has_room(0));
+}
+
 }  // namespace
 }  // namespace isthmus::link

@@ -1,7 +1,8 @@
-"""One rank of test_streams.py: all_reduces of 64 MiB until the file `over` is there.
+"""One rank of test_streams.py: all_reduces of 64 MiB, or of argv[2] MiB, until the file `over` is there.
 
-Says of each, as a line of JSON, whether it is right to the bit, and what has become of the data streams. Where the file
-`reset` is there, rank 0 resets the connection of its last stream within the next one.
+Says of each, as a line of JSON, when it began and how long it took, whether it is right to the bit, what has become of the
+data streams, and when each change of them since the last line was seen. Where the file `reset` is there, rank 0 resets the
+connection of its last stream within the next one.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import isthmus
 
-BYTES = 64 << 20
+BYTES = (int(sys.argv[2]) if len(sys.argv) > 2 else 64) << 20
 
 
 def to_address(prefix: str) -> list[int]:
@@ -59,12 +61,27 @@ def reset_within(comm: isthmus.Comm) -> None:
     reset(to_address("10.213.8.")[-1])
 
 
+def watch(changes: list[Any], over: threading.Event) -> None:
+    """Adds when which streams were connected, at each change."""
+    last: list[bool] = []
+    while not over.wait(0.005):
+        streams = isthmus.context_stats()["streams"]
+        now = [stream["connected"] for stream in streams[0]["streams"]] if streams else []
+        if now != last:
+            changes.append([time.monotonic(), now])
+            last = now
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     comm = isthmus.init()
     inputs = [np.random.default_rng(rank).random(BYTES // 4, np.float32) for rank in range(2)]
     wanted = inputs[0] + inputs[1]
     number = 0
+    changes: list[Any] = []
+    done = threading.Event()
+    watcher = threading.Thread(target=watch, args=(changes, done), daemon=True)
+    watcher.start()
     while True:
         x = inputs[comm.rank].copy()
         over = np.array([(folder / "over").exists()], np.int32)
@@ -81,8 +98,12 @@ def main() -> None:
         if doer:
             doer.join()
         number += 1
-        said = {"number": number, "right": bool((x == wanted).all()), "seconds": seconds, "reset": doer is not None}
+        said: dict[str, Any] = {"number": number, "right": bool((x == wanted).all()), "begin": begin, "seconds": seconds}
+        said["reset"] = doer is not None
+        said["changes"], changes[:] = changes[:], []
         print(json.dumps({**said, "streams": isthmus.context_stats()["streams"][0]["streams"]}), flush=True)
+    done.set()
+    watcher.join()
     comm.destroy()
     print(json.dumps("well"), flush=True)
 

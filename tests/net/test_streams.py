@@ -24,9 +24,9 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-def start(hosts: Hosts, folder: Path, **settings: str) -> list[Process]:
+def start(hosts: Hosts, folder: Path, mib: str = "64", **settings: str) -> list[Process]:
     each = {"ISTHMUS_TCP_STREAMS": "0", **settings}
-    return hosts.start_on((0, 1), [{**own, **each} for own in SETTINGS], str(folder), program=RANK)
+    return hosts.start_on((0, 1), [{**own, **each} for own in SETTINGS], str(folder), mib, program=RANK)
 
 
 def until(ranks: list[Process], what: Any, most: int = 400) -> list[Any]:
@@ -73,6 +73,55 @@ def test_a_cable_that_is_pulled_out_loses_one_stream_and_plugged_in_brings_it_ba
         assert all(said["streams"][1]["lost"] >= 1 and said["streams"][1]["back"] >= 1 for said in back), back
         until(ranks, lambda said: True)
         expect_log(finish(ranks, tmp_path))
+    finally:
+        end(ranks)
+
+
+def test_a_cable_that_brings_nothing_any_more_loses_one_stream_though_no_host_is_told(hosts: Hosts, tmp_path: Path) -> None:
+    ranks = start(hosts, tmp_path)
+    try:
+        until(ranks, lambda said: up(said) == [True, True])
+        hosts.silence("second")
+        lost = until(ranks, lambda said: up(said) == [True, False])
+        assert any("acknowledged nothing" in said["streams"][1]["why"] for said in lost), lost
+        until(ranks, lambda said: True)
+        hosts.restore("second")
+        until(ranks, lambda said: up(said) == [True, True])
+        until(ranks, lambda said: True)
+        expect_log(finish(ranks, tmp_path))
+    finally:
+        end(ranks)
+
+
+def test_the_streams_share_by_the_rates_that_their_cables_have_at_the_time(hosts: Hosts, tmp_path: Path) -> None:
+    for cable in ("cable", "second"):
+        hosts.shape(cable, 60)
+    ranks = start(hosts, tmp_path, mib="32")
+    share = [0.0]
+
+    def shared(low: float, high: float) -> None:
+        """Until the second cable carries such a part of three operations."""
+        for _ in range(100):
+            before = hosts.sent("cable"), hosts.sent("second")
+            for _ in range(3):
+                until(ranks, lambda said: True)
+            first, second = hosts.sent("cable") - before[0], hosts.sent("second") - before[1]
+            share.append(second / (first + second))
+            if low <= share[-1] <= high:
+                return
+        raise AssertionError(share)
+
+    try:
+        until(ranks, lambda said: up(said) == [True, True])
+        shared(0.4, 0.6)
+        hosts.shape("second", 15)  # the link keeps its connections
+        shared(0.12, 0.28)
+        hosts.shape("cable", 15)
+        shared(0.4, 0.6)
+        hosts.shape("second", 60)
+        shared(0.72, 0.88)
+        for log in finish(ranks, tmp_path):
+            assert "was lost" not in log, log
     finally:
         end(ranks)
 

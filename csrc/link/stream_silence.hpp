@@ -1,0 +1,76 @@
+// Whether the way of one TCP stream has fallen silent: a cable that is pulled out says nothing, and the kernel tells only after minutes.
+//
+// The other host's kernel acknowledges also while the process there does not run. So what counts is how long it has acknowledged nothing of
+// what was sent:
+//
+//   a segment was sent again meanwhile (the kernel does so after two round trips), and a live kernel answers that at once:  kAgainNs
+//   none was, but several segments wait. A live kernel delays its answer by 40 ms at most:                                  kLateNs
+//   one or two segments wait. Their answer may be delayed by 200 ms, so only one that was sent again counts
+//
+// and in any case two round trips, as long as they are under the load of the moment. Time counts only as far as somebody looked meanwhile: a
+// process, or a host, that was away itself has heard nothing from anybody.
+//
+// Who is taken for silent by mistake loses nothing: its connection is made again, and what it owed goes once more at most. A stream that was
+// back at once gets twice the time from then on.
+//
+// Pure: StreamSilence is told the time, and what the kernel says.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "net/socket.hpp"
+
+namespace isthmus::link {
+
+class StreamSilence {
+ public:
+  static constexpr int64_t kLookNs = 8'000'000;  // how often somebody is to look, while anything is unanswered
+  static constexpr int64_t kAgainNs = 30'000'000, kLateNs = 50'000'000;
+
+  // How long the stream has been silent; 0: not too long yet.
+  int64_t look(const net::Answers &a, int64_t now) noexcept {
+    const int64_t gap = now - looked_, counted = std::min(gap, 2 * kLookNs);
+    looked_ = now;
+    const bool waited = waits_, were_several = several_;
+    waits_ = a.unanswered != 0;
+    several_ = a.unanswered >= kSeveral;
+    if (!waited || !waits_ || a.quiet_ns < gap) {
+      silent_ = late_ = waited && waits_ ? std::min(a.quiet_ns, counted) : 0;
+      again_ = -1;
+      repeated_ = a.repeated;
+      return 0;
+    }
+    silent_ = std::min(silent_ + counted, a.quiet_ns);
+    late_ = several_ && were_several ? std::min(late_ + counted, a.quiet_ns) : 0;
+    if (a.repeated != repeated_) again_ = again_ < 0 ? 0 : again_ + counted;
+    const bool unheard = again_ >= std::max(kLookNs / 2, a.round_ns);  // what was sent again had time to be answered
+    const auto over = [&](int64_t time, int64_t limit) { return time >= std::max(limit << patience_, 2 * a.round_ns); };
+    return (unheard && over(silent_, kAgainNs)) || over(late_, kLateNs) ? silent_ : 0;
+  }
+  // Whether the other host answers on this stream, as far as the last look can tell. Where nothing was asked nothing says otherwise.
+  bool answers() const noexcept { return !waits_ || (late_ < kAgainNs / 2 && (again_ < 0 || silent_ < kAgainNs / 2)); }
+
+  void lost(int64_t now) noexcept { lost_ = now; }  // taken for silent
+  // A new connection of the stream.
+  void begin(int64_t now) noexcept {
+    patience_ = lost_ == 0 || now - lost_ > kBackAtOnceNs ? 0 : std::min(patience_ + 1, kMostPatience);
+    waits_ = several_ = false;
+    silent_ = late_ = 0;
+    again_ = -1;
+    looked_ = now;
+  }
+
+ private:
+  static constexpr uint32_t kSeveral = 3;  // segments; from the second on a kernel that takes them in answers soon
+  static constexpr int64_t kBackAtOnceNs = 300'000'000;  // so soon no cable is back, and a mistake is
+  static constexpr int kMostPatience = 4;
+  int64_t looked_ = 0, lost_ = 0;
+  int64_t silent_ = 0, late_ = 0;  // for how long something has waited, and several segments have
+  int64_t again_ = -1;             // since a segment was seen to have been sent again; -1: none was
+  uint32_t repeated_ = 0;
+  bool waits_ = false, several_ = false;
+  int patience_ = 0;
+};
+
+}  // namespace isthmus::link

@@ -1,0 +1,158 @@
+// StreamSilence over what a kernel says, by a time of the test's own.
+#include "link/stream_silence.hpp"
+
+#include <gtest/gtest.h>
+
+namespace isthmus::link {
+namespace {
+
+constexpr int64_t kMs = 1'000'000;
+
+// A kernel that sends, repeats and hears. Somebody looks every 8 ms.
+struct Way {
+  // Looks for so long, and says when the stream was silent for too long for the first time: ms from now on; -1: never.
+  int64_t silent_within(int64_t ms, int64_t every = 8) {
+    for (int64_t at = every; at <= ms; at += every) {
+      now += every * kMs;
+      if (look() != 0) return at;
+    }
+    return -1;
+  }
+  int64_t look() {
+    const int64_t quiet = (now - heard) / (4 * kMs) * 4 * kMs;  // as a clock of 250 Hz has it
+    return silence.look({unanswered, quiet, round_ns, repeated}, now);
+  }
+  void send(uint32_t segments) { unanswered += segments; }
+  // Many segments are sent, one is sent again 8 ms later, and nothing comes: ms until the stream counts as silent.
+  int64_t ask_in_vain() {
+    send(20);
+    EXPECT_EQ(silent_within(8), -1);
+    ++repeated;
+    const int64_t at = silent_within(2000);
+    return at < 0 ? at : at + 8;
+  }
+  void hear() {
+    heard = now;
+    unanswered = 0;
+  }
+  StreamSilence silence;
+  uint32_t unanswered = 0, repeated = 0;
+  int64_t now = 1000 * kMs, heard = 0, round_ns = 200'000;
+};
+
+TEST(StreamSilence, WhatWasSentAgainAndNotAnsweredEitherIsSilentWithin45Milliseconds) {
+  Way way;
+  EXPECT_EQ(way.silent_within(200), -1) << "nothing was asked";
+  const int64_t at = way.ask_in_vain();
+  EXPECT_GE(at, 30);
+  EXPECT_LE(at, 45);
+}
+
+TEST(StreamSilence, SeveralSegmentsWithoutAnAnswerAreSilentWithin70Milliseconds) {
+  Way way;
+  way.look();
+  way.send(3);
+  const int64_t at = way.silent_within(400);
+  EXPECT_GT(at, 50);
+  EXPECT_LE(at, 70);
+}
+
+TEST(StreamSilence, AnAnswerThatIsDelayedIsNoSilence) {
+  Way way;
+  for (int times = 0; times < 20; ++times) {
+    way.send(3);  // to a process that does not read: its kernel answers 40 ms later
+    EXPECT_EQ(way.silent_within(40), -1);
+    way.hear();
+    way.send(1);  // one small message: up to 200 ms
+    EXPECT_EQ(way.silent_within(200), -1);
+    way.hear();
+    EXPECT_EQ(way.silent_within(8), -1);
+  }
+}
+
+TEST(StreamSilence, OneSegmentIsSilentWhenItWasSentAgain) {
+  Way way;
+  way.look();
+  way.send(1);
+  EXPECT_EQ(way.silent_within(208), -1);
+  ++way.repeated;
+  EXPECT_LE(way.silent_within(100), 24);
+}
+
+TEST(StreamSilence, WhatIsStillUnderWayIsNoSilence) {
+  Way way;
+  way.round_ns = 300 * kMs;
+  way.look();
+  way.send(50);
+  ++way.repeated;
+  EXPECT_EQ(way.silent_within(550), -1);
+  EXPECT_NE(way.silent_within(100), -1);
+}
+
+TEST(StreamSilence, WhoWasAwayHasHeardNothingFromAnybody) {
+  Way way;
+  way.look();
+  way.send(20);
+  EXPECT_EQ(way.silent_within(8), -1);
+  ++way.repeated;
+  EXPECT_EQ(way.silent_within(1000, 1000), -1) << "one look after a second";
+  way.hear();
+  EXPECT_EQ(way.silent_within(8), -1);
+  way.send(20);
+  for (int looks = 0; looks < 20; ++looks) {  // answered between any two looks
+    way.now += 100 * kMs;
+    way.heard = way.now - 50 * kMs;
+    EXPECT_EQ(way.look(), 0);
+  }
+}
+
+TEST(StreamSilence, WhoIsBackAtOnceGetsTwiceTheTimeAndWhoStaysAwayDoesNot) {
+  Way way;
+  int64_t before = 0;
+  for (int times = 0; times < 4; ++times) {
+    way.look();
+    const int64_t at = way.ask_in_vain();
+    EXPECT_GT(at, 3 * before / 2);
+    before = at;
+    way.silence.lost(way.now);
+    way.now += 100 * kMs;
+    way.silence.begin(way.now);
+    way.hear();
+  }
+  way.look();
+  EXPECT_NE(way.ask_in_vain(), -1);
+  way.silence.lost(way.now);
+  way.now += 1000 * kMs;
+  way.silence.begin(way.now);
+  way.hear();
+  way.look();
+  EXPECT_LE(way.ask_in_vain(), 45);
+}
+
+TEST(StreamSilence, WhatIsSentBehindAMessageThatWaitsForItsAnswerHasItsOwnTime) {
+  Way way;
+  way.look();
+  way.send(1);
+  EXPECT_EQ(way.silent_within(160), -1);
+  way.send(5);
+  EXPECT_EQ(way.silent_within(48), -1);
+  EXPECT_NE(way.silent_within(24), -1);
+}
+
+TEST(StreamSilence, AStreamThatIsAskedNothingOrAnswersLateIsOneThatAnswers) {
+  Way way;
+  way.look();
+  EXPECT_TRUE(way.silence.answers());
+  way.send(1);
+  EXPECT_EQ(way.silent_within(100), -1);
+  EXPECT_TRUE(way.silence.answers());
+  way.send(5);
+  EXPECT_EQ(way.silent_within(32), -1);
+  EXPECT_FALSE(way.silence.answers());
+  way.hear();
+  way.look();
+  EXPECT_TRUE(way.silence.answers());
+}
+
+}  // namespace
+}  // namespace isthmus::link
