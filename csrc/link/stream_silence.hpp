@@ -7,7 +7,9 @@
 //   none was, but several segments wait. A live kernel delays its answer by 40 ms at most:                                  kLateNs
 //   one or two segments wait. Their answer may be delayed by 200 ms, so only one that was sent again counts
 //
-// and in any case two round trips, as long as they are under the load of the moment. Time counts only as far as somebody looked meanwhile: a
+//   this host's own interface is down                                                                                     two looks
+//
+// and in any case but the last two round trips, as long as they are under the load of the moment. Time counts only as far as somebody looked meanwhile: a
 // process, or a host, that was away itself has heard nothing from anybody.
 //
 // Who is taken for silent by mistake loses nothing: its connection is made again, and what it owed goes once more at most. A stream that was
@@ -25,8 +27,8 @@ namespace isthmus::link {
 
 class StreamSilence {
  public:
-  static constexpr int64_t kLookNs = 8'000'000;  // how often somebody is to look, while anything is unanswered
-  static constexpr int64_t kAgainNs = 30'000'000, kLateNs = 50'000'000;
+  static constexpr int64_t kLookNs = 5'000'000;  // how often somebody is to look, while anything is unanswered
+  static constexpr int64_t kAgainNs = 25'000'000, kLateNs = 50'000'000;
 
   // How long the stream has been silent; 0: not too long yet.
   int64_t look(const net::Answers &a, int64_t now) noexcept {
@@ -50,6 +52,9 @@ class StreamSilence {
   }
   // Whether the other host answers on this stream, as far as the last look can tell. Where nothing was asked nothing says otherwise.
   bool answers() const noexcept { return !waits_ || (late_ < kAgainNs / 2 && (again_ < 0 || silent_ < kAgainNs / 2)); }
+
+  // Something has waited for some time, so it is worth asking whether the interface is down. For how long; 0: it has not.
+  int64_t doubt() const noexcept { return waits_ && silent_ >= 2 * kLookNs ? silent_ : 0; }
 
   void lost(int64_t now) noexcept { lost_ = now; }  // taken for silent
   // A new connection of the stream.

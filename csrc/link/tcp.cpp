@@ -335,6 +335,8 @@ void TcpLink::look_for_silence() {
     const net::Answers a = net::answers(s->socket.get());
     asks = asks || a.unanswered != 0;
     silent[s->index] = s->silence.look(a, now);
+    if (silent[s->index] == 0 && s->silence.doubt() != 0 && net::interface_down(s->socket.get()))
+      silent[s->index] = s->silence.doubt();
   }
   for (auto &s : streams_) {
     const auto answers = [&](const auto &o) { return o != s && goes(*o) && book_.up(o->index) && o->silence.answers(); };

@@ -1,5 +1,7 @@
 #include "net/socket.hpp"
 
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/syscall.h>
@@ -134,8 +136,26 @@ Answers answers(int fd) noexcept {
   a.unanswered = std::max<uint32_t>(info.tcpi_unacked, info.tcpi_probes != 0 ? 1 : 0);
   a.quiet_ns = int64_t{info.tcpi_last_ack_recv} * 1'000'000;
   a.round_ns = int64_t{info.tcpi_rtt} * 1000;
-  a.repeated = info.tcpi_total_retrans + info.tcpi_retransmits + info.tcpi_probes;
+  a.again = info.tcpi_retransmits + info.tcpi_probes;
+  a.repeated = info.tcpi_total_retrans + a.again;
   return a;
+}
+
+bool interface_down(int fd) noexcept {
+  try {
+    const Address own = local_address(fd);
+    ifaddrs *all = nullptr;
+    if (::getifaddrs(&all) != 0) return false;
+    bool down = false;
+    for (const ifaddrs *i = all; i; i = i->ifa_next) {
+      if (!i->ifa_addr || i->ifa_addr->sa_family != own.family()) continue;
+      const socklen_t length = own.family() == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      if (!own.same_host(Address(reinterpret_cast<const sockaddr *>(i->ifa_addr), length))) continue;
+      down = (i->ifa_flags & IFF_UP) == 0 || (i->ifa_flags & IFF_RUNNING) == 0;
+    }
+    ::freeifaddrs(all);
+    return down;
+  } catch (const std::exception &) { return false; }
 }
 
 int begin_connect_tcp(const Address &address, UniqueFd &out) {

@@ -1,8 +1,11 @@
 // The net floor without threads: MAC, wire, frames, addresses, sockets, descriptors, handshake messages.
 #include <gtest/gtest.h>
 
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -338,6 +341,39 @@ TEST(Socket, ConnectTellsRefusedFromLate) {
   EXPECT_EQ(connect_tcp(local_address(owner.get()), Deadline(soon()), fd), ECONNREFUSED);
   EXPECT_EQ(connect_unix("isthmus-no-such-name", Deadline(soon()), fd), ECONNREFUSED);
   EXPECT_FALSE(fd);
+}
+
+// In a network of its own, whose loopback interface it takes up and down. 0: well; 77: this process may make no network.
+int watch_an_interface() {
+  if (::unshare(CLONE_NEWNET) != 0) return 77;
+  const UniqueFd any(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const auto set = [&](bool up) {
+    ifreq request{};
+    std::memcpy(request.ifr_name, "lo", 3);
+    request.ifr_flags = static_cast<short>(up ? IFF_UP | IFF_RUNNING : 0);
+    return ::ioctl(any.get(), SIOCSIFFLAGS, &request) == 0;
+  };
+  if (!set(true)) return 77;
+  const UniqueFd listener = listen_tcp(numeric_address("127.0.0.1:1").with_port(0));
+  UniqueFd fd;
+  if (connect_tcp(local_address(listener.get()), Deadline(soon()), fd) != 0) return 1;
+  if (interface_down(fd.get())) return 2;
+  if (!set(false) || !interface_down(fd.get())) return 3;
+  return set(true) && !interface_down(fd.get()) ? 0 : 4;
+}
+
+TEST(Socket, KnowsWhetherItsInterfaceIsDown) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(watch_an_interface());
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "networks of one's own need root";
+  EXPECT_EQ(status, 0);
+  int pair[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+  const UniqueFd one(pair[0]), other(pair[1]);
+  EXPECT_FALSE(interface_down(pair[0]));
+  EXPECT_EQ(answers(pair[0]).unanswered, 0u);
 }
 
 TEST(Socket, NeverConnectsToItself) {

@@ -8,10 +8,10 @@ namespace {
 
 constexpr int64_t kMs = 1'000'000;
 
-// A kernel that sends, repeats and hears. Somebody looks every 8 ms.
+// A kernel that sends, repeats and hears. Somebody looks every 4 ms.
 struct Way {
   // Looks for so long, and says when the stream was silent for too long for the first time: ms from now on; -1: never.
-  int64_t silent_within(int64_t ms, int64_t every = 8) {
+  int64_t silent_within(int64_t ms, int64_t every = 4) {
     for (int64_t at = every; at <= ms; at += every) {
       now += every * kMs;
       if (look() != 0) return at;
@@ -20,7 +20,7 @@ struct Way {
   }
   int64_t look() {
     const int64_t quiet = (now - heard) / (4 * kMs) * 4 * kMs;  // as a clock of 250 Hz has it
-    return silence.look({unanswered, quiet, round_ns, repeated}, now);
+    return silence.look({.unanswered = unanswered, .quiet_ns = quiet, .round_ns = round_ns, .repeated = repeated}, now);
   }
   void send(uint32_t segments) { unanswered += segments; }
   // Many segments are sent, one is sent again 8 ms later, and nothing comes: ms until the stream counts as silent.
@@ -40,12 +40,12 @@ struct Way {
   int64_t now = 1000 * kMs, heard = 0, round_ns = 200'000;
 };
 
-TEST(StreamSilence, WhatWasSentAgainAndNotAnsweredEitherIsSilentWithin45Milliseconds) {
+TEST(StreamSilence, WhatWasSentAgainAndNotAnsweredEitherIsSilentWithin40Milliseconds) {
   Way way;
   EXPECT_EQ(way.silent_within(200), -1) << "nothing was asked";
   const int64_t at = way.ask_in_vain();
-  EXPECT_GE(at, 30);
-  EXPECT_LE(at, 45);
+  EXPECT_GE(at, 25);
+  EXPECT_LE(at, 40);
 }
 
 TEST(StreamSilence, SeveralSegmentsWithoutAnAnswerAreSilentWithin70Milliseconds) {
@@ -126,7 +126,7 @@ TEST(StreamSilence, WhoIsBackAtOnceGetsTwiceTheTimeAndWhoStaysAwayDoesNot) {
   way.silence.begin(way.now);
   way.hear();
   way.look();
-  EXPECT_LE(way.ask_in_vain(), 45);
+  EXPECT_LE(way.ask_in_vain(), 40);
 }
 
 TEST(StreamSilence, WhatIsSentBehindAMessageThatWaitsForItsAnswerHasItsOwnTime) {
