@@ -43,6 +43,50 @@ net::ByteVector encode(const Elapsed &m) {
   return out;
 }
 
+net::ByteVector encode(const Resume &m) {
+  net::ByteVector out;
+  net::Writer(out).bytes16(m.token).number(m.had);
+  return out;
+}
+
+std::array<std::byte, 12> encode(const Beat &m) noexcept {
+  std::array<std::byte, 12> out;
+  for (size_t i = 0; i < 4; ++i) out[i] = static_cast<std::byte>(m.ms >> (8 * i));
+  for (size_t i = 0; i < 8; ++i) out[4 + i] = static_cast<std::byte>(m.had >> (8 * i));
+  return out;
+}
+
+net::ByteVector encode_count(uint64_t had) {
+  net::ByteVector out;
+  net::Writer(out).number(had);
+  return out;
+}
+
+std::optional<Beat> parse_beat(std::span<const std::byte> body) {
+  net::Reader r(body);
+  Beat m;
+  m.ms = r.number<uint32_t>();
+  m.had = r.number<uint64_t>();
+  if (!r.done() || m.ms > kMaxSpanMs) return {};
+  return m;
+}
+
+std::optional<Resume> parse_resume(std::span<const std::byte> body) {
+  net::Reader r(body);
+  Resume m;
+  m.token = r.bytes16();
+  m.had = r.number<uint64_t>();
+  if (!r.done()) return {};
+  return m;
+}
+
+std::optional<uint64_t> parse_count(std::span<const std::byte> body) {
+  net::Reader r(body);
+  const auto had = r.number<uint64_t>();
+  if (!r.done()) return {};
+  return had;
+}
+
 std::optional<Intro> parse_intro(std::span<const std::byte> body) {
   net::Reader r(body);
   Intro m;

@@ -3,6 +3,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 
@@ -144,11 +145,11 @@ bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body) noex
   try {
     Peer::State &p = *peer.state_;
     const Lock lock(p.mutex);
-    if (!p.control) return false;
-    if (p.out.waiting() > kMaxQueued) {
+    if (!p.control && !p.held) return false;
+    if (std::max(p.out.waiting(), p.unconfirmed.waiting()) > kMaxQueued) {
       if (!std::exchange(p.full_logged, true))
         ISTHMUS_ERROR("{} takes no control messages; {} bytes wait for it, further ones are dropped",
-                      process_text(peer.endpoint), p.out.waiting());
+                      process_text(peer.endpoint), std::max(p.out.waiting(), p.unconfirmed.waiting()));
       return false;
     }
     state_->queue(p, peer.index, type, body);
@@ -161,11 +162,12 @@ bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body) noex
 Mesh::Counts Mesh::counts() const noexcept {
   State &s = *state_;
   const Lock lock(s.mutex);
-  Counts c{1, s.gate.descriptors() + s.greetings->count() + 2, static_cast<int>(s.peers.size())};
+  Counts c{1, s.gate.descriptors() + s.greetings->count() + 2, static_cast<int>(s.peers.size()), 0};
   for (const Known &known : s.peers) {
     const Peer::State &p = *known.peer->state_;
+    c.heartbeats += p.heartbeats.load(std::memory_order_relaxed);
     const Lock peer_lock(p.mutex);
-    c.descriptors += (p.control ? 1 : 0) + (p.pidfd ? 1 : 0);
+    c.descriptors += (p.control ? 1 : 0) + (p.before ? 1 : 0) + (p.pidfd ? 1 : 0);
   }
   c.descriptors += static_cast<int>(s.arrivals.size());
   for (const auto &[process, d] : s.data_arrivals)

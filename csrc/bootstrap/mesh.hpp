@@ -24,6 +24,9 @@
 // ISTHMUS_SILENCE_MS says how long a peer may say nothing (silence.hpp): then the peer is told so, for when it goes on, and lost. A heartbeat
 // goes out every interval on every connection that has no message waiting, so bytes are always on their way.
 //
+// A control connection that falls silent while both processes have several addresses is carried over to another one, within that time
+// (mesh_carry.cpp). One that ends is no such case: whoever ends a connection has ended, or wants no more of it.
+//
 // A forked child closes every descriptor in an atfork handler (net/fork_guard.hpp). The child makes a mesh of its own, and must not use the
 // mesh of its parent.
 #pragma once
@@ -118,11 +121,17 @@ class Mesh {
   // `generation` counts the stream's connections. Blocks until the deadline. Throws Error.
   bool dials(const Peer &peer) const noexcept;
   UniqueFd connect_again(Peer &peer, const Bytes16 &key, uint32_t stream, uint32_t generation, Deadline deadline);
+  // Whether the control connection of a peer has fallen silent, and this process is to carry it over to another address. Control thread.
+  bool to_carry_over(const Peer &peer) const noexcept;
+  // Reaches the peer at whichever of its addresses answers, and carries the control connection over there. Nothing is lost, and nothing comes
+  // twice. Blocks until the deadline. Throws Error where no address answers.
+  void carry_over(Peer &peer, const Bytes16 &key, Deadline deadline);
   // Queues a control message of at most 64 KiB and a type below 0xff00. Thread-safe. Does not block. False: the peer is lost, or has not
   // taken 16 MiB of earlier messages.
   bool send(Peer &peer, uint16_t type, std::span<const std::byte> body) noexcept;
   struct Counts {
     int threads, descriptors, peers;
+    uint64_t heartbeats;  // heard, of all peers
   };
   Counts counts() const noexcept;
 

@@ -180,6 +180,16 @@ bool Dialer::stream(const Peer &peer, const Bytes16 &key, std::vector<net::Addre
   return true;
 }
 
+UniqueFd Dialer::control_again(const Endpoint &e, const Bytes16 &key, uint32_t number, Deadline deadline) const {
+  net::Hello hello;
+  hello.index = number;
+  net::ConnectRace race(addresses_of(e));
+  size_t which = 0;
+  UniqueFd fd;
+  if (!connect_as(e, race, key, hello, deadline, fd, which)) fail(Code::PeerLost, "{}", race.why());
+  return fd;
+}
+
 std::vector<DialedStream> Dialer::data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline) const {
   const Endpoint &e = peer.endpoint;
   std::vector<net::Address> addresses = addresses_of(e);

@@ -54,6 +54,8 @@ class Dialer {
   // One data connection, by the first of the addresses that leads to the peer. False: none does, and `why` says so. Throws Error.
   bool stream(const Peer &peer, const Bytes16 &key, std::vector<net::Address> addresses, const StreamNumber &number,
               Deadline deadline, DialedStream &out, std::string &why) const;
+  // A connection to the peer by the first of its addresses that leads there. `number`: of its control connections. Throws Error.
+  UniqueFd control_again(const Endpoint &e, const Bytes16 &key, uint32_t number, Deadline deadline) const;
   bool gone(const Endpoint &e) const;  // nobody listens at the endpoint any more
 
  private:

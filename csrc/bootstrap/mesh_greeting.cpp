@@ -31,7 +31,9 @@ void Greetings::admit(net::Guest &&guest) {
   if (h.role == net::Role::Rendezvous) return refuse(g, "it looks for a rendezvous; this is a control port");
   if (h.role == net::Role::Data && (h.count > kMaxStreams || h.index >= h.count))
     return refuse(g, formatted("it announced data stream {} of {}", h.index, h.count));
-  if (h.role == net::Role::Control && events_.connected(h.process)) return refuse(g, "it is connected already");
+  if (h.role == net::Role::Control && events_.connected(h.process) != (h.index != 0))
+    return refuse(
+        g, h.index == 0 ? "it is connected already" : "it has no control connection that another could take the place of");
   const uint64_t number = next_++;
   watch(epoll_, EPOLL_CTL_ADD, g.guest.fd.get(), EPOLLIN, tagged(Tag::Greeting, number));
   open_.emplace(number, std::move(g));
@@ -73,6 +75,16 @@ bool Greetings::on_frame(Greeting &g, uint16_t type, std::span<const std::byte> 
     }
     ::epoll_ctl(epoll_, EPOLL_CTL_DEL, g.guest.fd.get(), nullptr);
     events_.data_arrived(h, *intro, std::move(g.guest.fd));
+    return false;
+  }
+  if (h.role == net::Role::Control && h.index != 0) {
+    const auto resume = own == Own::Resume ? parse_resume(body) : std::nullopt;
+    if (!resume) {
+      refuse(g, "an unexpected message");
+      return false;
+    }
+    ::epoll_ctl(epoll_, EPOLL_CTL_DEL, g.guest.fd.get(), nullptr);
+    events_.resumed(h, *resume, std::move(g.guest.fd));
     return false;
   }
   if (own == Own::Intro && !g.intro) {

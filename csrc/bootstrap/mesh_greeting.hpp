@@ -23,6 +23,8 @@ class GreetingEvents {  // called on the control thread
   virtual ~GreetingEvents() = default;
   virtual bool connected(const Bytes16 &process) = 0;  // whether that process has its control connection already
   virtual void arrived(Arrival arrival) = 0;
+  // A connection that is to take the place of the control connection of a process that has one.
+  virtual void resumed(const net::Hello &hello, const Resume &resume, UniqueFd fd) = 0;
   virtual void data_arrived(const net::Hello &hello, const StreamIntro &intro, UniqueFd fd) = 0;
 };
 

@@ -49,13 +49,19 @@ void Mesh::State::run() noexcept {
         claimed.swap(fresh);
       }
       for (Peer *peer : claimed) {
+        peer->state_->take_next(*peer, epoll.get(), heartbeat_ns);
         beat(*peer);  // so that the other side knows from now on that this one is heard
         on_readable(*peer);
       }
       claimed.clear();
       if (silence.watched()) leave_out_the_silent();
       if (now_ns() >= tick) {
-        for (uint32_t i = 0; Peer *peer = find(i); ++i) beat(*peer);
+        for (uint32_t i = 0; Peer *peer = find(i); ++i) {
+          if (peer->state_->held_too_long(heartbeat_ns))
+            lose(*peer, formatted("{} is unreachable: its control connection fell silent, and it took no other one",
+                                  process_text(peer->endpoint)));
+          beat(*peer);
+        }
         events.on_tick();
         tick = now_ns() + heartbeat_ns;
       }
@@ -136,6 +142,8 @@ void Mesh::State::data_arrived(const net::Hello &h, const StreamIntro &intro, Un
 }
 
 void Mesh::State::queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) {
+  if (p.movable && type < kFirstOwnType) p.unconfirmed.add(type, body);
+  if (p.held) return;  // what is not confirmed goes again with the next connection
   const bool idle = p.out.empty();
   p.out.add(type, body);
   if (!idle) return;
@@ -154,15 +162,22 @@ void Mesh::State::on_writable(Peer &peer) {
   }
 }
 
-std::string Mesh::State::hear(Peer::State &p, uint16_t type, std::span<const std::byte> body) {
+std::string Mesh::State::hear(Peer &peer, uint16_t type, std::span<const std::byte> body) {
+  Peer::State &p = *peer.state_;
   switch (static_cast<Own>(type)) {
     case Own::Bye: p.bye = true; return {};
     case Own::Heartbeat:
-      if (const auto span = parse_elapsed(body)) {
-        p.interval_ns = int64_t{span->ms} * 1'000'000;
-        return {};
+      if (const auto beat = parse_beat(body)) {
+        p.heartbeats.fetch_add(1, std::memory_order_relaxed);
+        p.interval_ns = int64_t{beat->ms} * 1'000'000;
+        const Lock lock(p.mutex);
+        if (!p.movable || p.unconfirmed.confirm(beat->had)) return {};
+        return "counts messages wrongly";
       }
-      return "sent a heartbeat without its interval";
+      return "sent a malformed heartbeat";
+    case Own::Resumed:
+      if (const auto count = parse_count(body); count && p.go_on(peer, *count, epoll.get())) return {};
+      return "counts messages wrongly";
     case Own::LeftOut:
       if (const auto span = parse_elapsed(body))
         return formatted(
@@ -179,6 +194,7 @@ void Mesh::State::on_readable(Peer &peer) {
   int fd = -1, pidfd = -1;  // this thread alone closes them
   {
     const Lock lock(p.mutex);
+    if (!p.control) return;  // held
     fd = p.control.get();
     if (p.pidfd) pidfd = p.pidfd.get();
   }
@@ -194,8 +210,12 @@ void Mesh::State::on_readable(Peer &peer) {
     std::span<const std::byte> body;
     net::FrameReader::Result r;
     while (end.empty() && (r = p.reader.next(type, body)) == net::FrameReader::Result::Frame) {
-      if (type < kFirstOwnType) events.on_message(peer, type, body);
-      else end = hear(p, type, body);
+      if (type < kFirstOwnType) {
+        ++p.had;
+        events.on_message(peer, type, body);
+      } else {
+        end = hear(peer, type, body);
+      }
     }
     if (!end.empty()) break;
     if (r == net::FrameReader::Result::Bad) {
@@ -222,7 +242,9 @@ void Mesh::State::on_readable(Peer &peer) {
       end = system_text(kUnreachable, errno);
     }
   }
-  if (!end.empty()) lose(peer, formatted("{} {}", process_text(peer.endpoint), end));
+  if (end.empty()) return;
+  if (p.drop_held(epoll.get())) return;  // the peer has not taken it, and may take the next one
+  lose(peer, formatted("{} {}", process_text(peer.endpoint), end));
 }
 
 void Mesh::State::on_ended(Peer &peer) {
@@ -241,11 +263,15 @@ void Mesh::State::lose(Peer &peer, const std::string &why) {
     p.surely = p.surely || p.bye || p.ended;
     peer.lost.store(true, std::memory_order_release);  // publishes `why`
     // Removed by hand: in a process that is just being forked a copy of the descriptor would keep the epoll entry alive.
-    ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, p.control.get(), nullptr);
+    if (p.control) ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, p.control.get(), nullptr);
     if (p.pidfd) ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, p.pidfd.get(), nullptr);
     p.control.reset();
     p.pidfd.reset();
+    p.before.reset();
+    p.next.reset();
+    p.held = false;
     p.out.clear();
+    p.unconfirmed.clear();
   }
   {
     const Lock lock(mutex);  // a waiter between its test and its sleep holds the mutex
@@ -279,12 +305,10 @@ void Mesh::State::leave_out_the_silent() {
 }
 
 void Mesh::State::beat(Peer &peer) {
-  const auto ms = static_cast<uint32_t>(heartbeat_ns / 1'000'000);
-  const auto interval =
-      std::as_bytes(std::span(&ms, 1));  // as encode(Elapsed) has it, which allocates: a heartbeat must not
   Peer::State &p = *peer.state_;
+  const auto body = encode(Beat{static_cast<uint32_t>(heartbeat_ns / 1'000'000), p.had});
   const Lock lock(p.mutex);
-  if (p.control && p.out.empty()) queue(p, peer.index, static_cast<uint16_t>(Own::Heartbeat), interval);
+  if (p.control && p.out.empty()) queue(p, peer.index, static_cast<uint16_t>(Own::Heartbeat), body);
 }
 
 void Mesh::State::farewell() noexcept {

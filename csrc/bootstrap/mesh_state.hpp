@@ -17,6 +17,7 @@
 #include "bootstrap/mesh_greeting.hpp"
 #include "bootstrap/outbox.hpp"
 #include "bootstrap/silence.hpp"
+#include "bootstrap/unconfirmed.hpp"
 #include "net/fork_guard.hpp"
 #include "net/gate.hpp"
 
@@ -30,11 +31,30 @@ struct Peer::State {
   bool full_logged ISTHMUS_GUARDED_BY(mutex) = false;
   std::string why ISTHMUS_GUARDED_BY(mutex);  // once lost
 
-  net::FrameReader reader;  // control thread only, as are the next four
-  int64_t interval_ns = 0;  // of the peer's heartbeats, as it says
-  bool bye = false;         // the peer has said farewell
-  bool ended = false;       // the peer's pidfd says that the process has ended
-  bool surely = false;      // the peer has ended, and not only the way to it
+  // Where both processes have several addresses the control connection can be carried over to another one (mesh_carry.cpp).
+  bool movable ISTHMUS_GUARDED_BY(mutex) = false;
+  bool held ISTHMUS_GUARDED_BY(mutex) = false;         // until the peer has said on `control` what had come there
+  UniqueFd before ISTHMUS_GUARDED_BY(mutex);           // held: the connection before it, which nobody reads any more
+  UniqueFd next ISTHMUS_GUARDED_BY(mutex);             // has reached the peer, and the control thread has yet to take it
+  uint32_t connections ISTHMUS_GUARDED_BY(mutex) = 0;  // the number of the last one that was tried or taken
+  Unconfirmed unconfirmed ISTHMUS_GUARDED_BY(mutex);   // movable: sent, and not confirmed
+
+  int64_t held_since = 0;  // control thread only, as are the next seven but one
+  uint64_t had = 0;        // messages of the mesh's user that have come
+  net::FrameReader reader;
+  int64_t interval_ns = 0;              // of the peer's heartbeats, as it says
+  std::atomic<uint64_t> heartbeats{0};  // heard. Any thread asks
+  bool bye = false;                     // the peer has said farewell
+  bool ended = false;                   // the peer's pidfd says that the process has ended
+  bool surely = false;                  // the peer has ended, and not only the way to it
+
+  bool silent() const ISTHMUS_REQUIRES(mutex);
+  // The rest is for the control thread, whose epoll it is.
+  void put(UniqueFd fd, uint32_t index, int epoll, int64_t heartbeat_ns) ISTHMUS_REQUIRES(mutex);
+  void take_next(const Peer &peer, int epoll, int64_t heartbeat_ns);
+  bool go_on(const Peer &peer, uint64_t count, int epoll);  // the peer has said what had come there. False: that cannot be
+  bool drop_held(int epoll);                                // false: the control connection is not held
+  bool held_too_long(int64_t heartbeat_ns) const;
 };
 
 struct Known {
@@ -70,7 +90,7 @@ struct Mesh::State final : GreetingEvents {
   std::set<Bytes16> connecting ISTHMUS_GUARDED_BY(mutex);  // a connect() is under way
   std::map<Bytes16, Arrival> arrivals ISTHMUS_GUARDED_BY(mutex);
   std::map<Bytes16, DataArrivals> data_arrivals ISTHMUS_GUARDED_BY(mutex);
-  // Claimed. The control thread has yet to look at what was read along with the greeting.
+  // Claimed, and the control thread has yet to look at what was read along with the greeting; or with a next connection.
   std::vector<Peer *> fresh ISTHMUS_GUARDED_BY(mutex);
 
   net::Gate gate;  // add_key() and drop_key() from any thread, the rest on the control thread
@@ -96,11 +116,12 @@ struct Mesh::State final : GreetingEvents {
   bool connected(const Bytes16 &process) override;
   void arrived(Arrival arrival) override;
   void data_arrived(const net::Hello &hello, const StreamIntro &intro, UniqueFd fd) override;
+  void resumed(const net::Hello &hello, const Resume &resume, UniqueFd fd) override;
   // Adds a message and gives the kernel what the kernel takes. `index`: of the peer.
   void queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) ISTHMUS_REQUIRES(p.mutex);
   static void refuse_stranger();  // in the log: a data connection without the token of its pair
   // What the peer says to the mesh itself. The end of a sentence on why the peer is lost; empty: it is not.
-  std::string hear(Peer::State &p, uint16_t type, std::span<const std::byte> body);
+  std::string hear(Peer &peer, uint16_t type, std::span<const std::byte> body);
   void on_readable(Peer &peer);
   void on_writable(Peer &peer);
   void on_ended(Peer &peer);

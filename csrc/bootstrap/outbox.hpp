@@ -19,11 +19,12 @@ class Outbox {
   int error() const noexcept { return error_; }
 
   void add(uint16_t type, std::span<const std::byte> body) {
-    if (empty()) {  // the memory is kept
-      bytes_.clear();
-      sent_ = 0;
-    }
+    begin();
     net::append_frame(bytes_, type, body);
+  }
+  void add_framed(std::span<const std::byte> messages) {
+    begin();
+    net::append(bytes_, messages);
   }
   // Gives the kernel what the kernel takes. Does not wait. A broken connection empties the box.
   void flush(int socket) {
@@ -44,9 +45,15 @@ class Outbox {
   void clear() noexcept {  // the memory goes too
     bytes_ = {};
     sent_ = 0;
+    error_ = 0;
   }
 
  private:
+  void begin() {
+    if (!empty()) return;
+    bytes_.clear();  // the memory is kept
+    sent_ = 0;
+  }
   static constexpr size_t kDead = 1024 * 1024;  // more sent bytes than this at the front are cut off
   net::ByteVector bytes_;
   size_t sent_ = 0;

@@ -143,6 +143,7 @@ std::string context_json() {
            {"abandoned_threads", device::abandoned_threads()},
            {"descriptors", s.descriptors},
            {"peers", s.peers},
+           {"heartbeats", s.heartbeats},
            {"links", s.links},
            {"communicators", s.members},
            {"leaving", s.leaving},

@@ -184,7 +184,8 @@ Context::Stats Context::stats() const {
           ranks_.leaving(),
           staging_.rings_lost(),
           arena_.staging_used(),
-          arena_.staging_limit()};
+          arena_.staging_limit(),
+          c.heartbeats};
 }
 
 }  // namespace isthmus::process

@@ -104,6 +104,7 @@ class Context final {
     int leaving;     // ranks that were destroyed, whose slots peers may still read
     int rings_lost;  // rings to which a device may still write, and that no operation gets until the context ends
     size_t staging_used, staging_limit;
+    uint64_t heartbeats;  // heard, of all processes
   };
   Stats stats() const;
 

@@ -45,9 +45,9 @@ bool DataStreams::look(WatchedLink &w) {
   }
   w.told = now;
   const bool all = std::all_of(now.begin(), now.end(), [](const link::StreamReport &r) { return r.connected; });
-  if (all || !mesh_->dials(*w.peer)) return false;
-  w.wanted = true;
-  return true;
+  w.silent = mesh_->to_carry_over(*w.peer);
+  if (!all && mesh_->dials(*w.peer)) w.wanted = true;
+  return w.wanted || w.silent;
 }
 
 void DataStreams::look() noexcept {
@@ -123,23 +123,31 @@ bool DataStreams::dial(const WatchedLink &w) {
   return !all;
 }
 
+void DataStreams::carry_over(const WatchedLink &w) {
+  for (const auto &key : w.keys) try {  // the other side may have dropped a key already that lives here
+      return mesh_->carry_over(*w.peer, key, Deadline(kAttemptSeconds));
+    } catch (const Error &e) { ISTHMUS_DEBUG("control connection to {}: {}", w.peer->endpoint.hostname, e.text()); }
+}
+
 void DataStreams::loop() noexcept {
   ::pthread_setname_np(::pthread_self(), "isthmus-redial");
   Lock lock(mutex_);
   while (!stop_) {
     bool wanted = false;
     for (size_t i = 0; i < links_.size() && !stop_; ++i) {
-      if (!links_[i]->wanted) continue;
+      if (!links_[i]->wanted && !links_[i]->silent) continue;
       WatchedLink w = *links_[i];
       std::erase_if(w.keys, [&](const bootstrap::Bytes16 &key) { return !mesh_->has_key(key); });
       bool more = false;
       {
         const Unlocked outside(mutex_);
         try {
-          more = dial(w);
+          if (w.silent) carry_over(w);
+          more = w.wanted && dial(w);
         } catch (const std::exception &e) { ISTHMUS_WARN("a lost data stream is not connected again: {}", e.what()); }
       }
-      links_[i]->wanted = more;  // else the next look() says so again
+      links_[i]->silent = false;  // the next look() says whether it still is
+      links_[i]->wanted = more;   // else the next look() says so again
       wanted |= more;
     }
     if (stop_) return;

@@ -51,9 +51,11 @@ class DataStreams {
     std::vector<bootstrap::Bytes16> keys{};  // of communicators with the peer; the mesh knows which live
     std::vector<link::StreamReport> told{};  // as the log has it
     bool wanted = false;                     // some streams are to be connected again
+    bool silent = false;                     // the control connection is to be carried over
   };
   bool look(WatchedLink &w) ISTHMUS_REQUIRES(mutex_);  // true: the thread has something to do
   void loop() noexcept;
+  void carry_over(const WatchedLink &w);
   bool dial(const WatchedLink &w);  // false: the link has all its streams, or needs none any more
 
   Doorbell &bell_;

@@ -136,6 +136,9 @@ void greeting(const uint8_t *data, size_t size) {
   if (const auto m = bootstrap::parse_ready(in)) must(bootstrap::encode(*m).size() == size);
   if (const auto m = bootstrap::parse_stream_intro(in)) must(bootstrap::encode(*m).size() == size);
   if (const auto m = bootstrap::parse_elapsed(in)) must(bootstrap::encode(*m).size() == size);
+  if (const auto m = bootstrap::parse_beat(in)) must(bootstrap::encode(*m).size() == size);
+  if (const auto m = bootstrap::parse_resume(in)) must(bootstrap::encode(*m).size() == size);
+  if (const auto m = bootstrap::parse_count(in)) must(bootstrap::encode_count(*m).size() == size);
 }
 
 std::vector<Bytes> greeting_seeds() {

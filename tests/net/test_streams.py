@@ -126,6 +126,23 @@ def test_the_streams_share_by_the_rates_that_their_cables_have_at_the_time(hosts
         end(ranks)
 
 
+def test_the_control_connection_goes_on_over_the_other_cable(hosts: Hosts, tmp_path: Path) -> None:
+    beat = round(patient(20))  # ms; a silent control connection is given up after a hundred
+    ranks = start(hosts, tmp_path, mib="1", ISTHMUS_HEARTBEAT_MS=str(beat))
+    try:
+        until(ranks, lambda said: up(said) == [True, True])
+        for cable in ("cable", "second"):
+            hosts.silence(cable)
+            twice_as_long = until(ranks, lambda said: up(said).count(False) == 1)[0]["begin"] + 0.2 * beat
+            until(ranks, lambda said, over=twice_as_long: said["begin"] > over, most=10_000)
+            hosts.restore(cable)
+            until(ranks, lambda said: up(said) == [True, True], most=10_000)
+        for log in finish(ranks, tmp_path):
+            assert log.count("goes on over another address") >= 1, log
+    finally:
+        end(ranks)
+
+
 def test_a_connection_that_is_reset_in_the_middle_of_an_operation_is_made_again(hosts: Hosts, tmp_path: Path) -> None:
     ranks = start(hosts, tmp_path)
     try:
