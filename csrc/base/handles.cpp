@@ -17,6 +17,12 @@ Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {
   ::madvise(base_, bytes, MADV_DONTFORK);
 }
 
+void Mapping::vacate() noexcept {
+  if (!base_ || kept_) return;
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
+  if (::mmap(base_, bytes_, PROT_READ | PROT_WRITE, kFlags, -1, 0) != MAP_FAILED) ::madvise(base_, bytes_, MADV_DONTFORK);
+}
+
 void prefault(const std::byte *data, size_t bytes) noexcept {
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack

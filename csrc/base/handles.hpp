@@ -64,6 +64,8 @@ class Mapping {  // a shared mapping; never inherited by a forked child
     bytes_ = 0;
     kept_ = false;
   }
+  // Gives the memory back and keeps the addresses: whoever looks there late finds zeros.
+  void vacate() noexcept;
   // It stays until the process ends, for somebody who may still write there.
   void keep() noexcept { kept_ = true; }
 

@@ -60,7 +60,13 @@ std::string Peer::lost_text() const {
 
 bool Peer::said_farewell() const { return state_ && lost.load(std::memory_order_acquire) && state_->bye; }
 
-bool Peer::surely_ended() const { return state_ && lost.load(std::memory_order_acquire) && state_->surely; }
+bool Peer::surely_ended() const { return state_ && lost.load(std::memory_order_acquire) && state_->surely.load(); }
+
+bool Peer::end_may_come() const {
+  if (!state_ || !lost.load(std::memory_order_acquire)) return true;
+  const Lock lock(state_->mutex);
+  return static_cast<bool>(state_->pidfd);
+}
 
 Mesh::State::State(const Settings &settings, MeshEvents &handler, int arena_fd, size_t arena_bytes,
                    const std::string &route_hint)
@@ -156,6 +162,29 @@ bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body) noex
     return true;
   } catch (...) {
     return false;  // out of memory
+  }
+}
+
+// The peer's memory may be read, and this process's memory written by the peer, until the peer has ended for certain. Sockets may go before.
+void Mesh::let_go_of_the_gone(const std::function<bool(Peer &)> &rest) {
+  State &s = *state_;
+  for (uint32_t i = 0; Peer *peer = s.find(i); ++i) {
+    if (!peer->lost.load(std::memory_order_acquire)) continue;
+    {
+      const Lock lock(s.mutex);
+      const Known &known = s.peers[i];
+      if (known.let_go || s.connecting.contains(peer->endpoint.process)) continue;
+      if ((peer->arena || known.shared.mapping) && !peer->surely_ended()) continue;
+    }
+    // Who takes a copy looks afterwards whether the peer is lost.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (peer->hold.use_count() > 1 || !rest(*peer)) continue;
+    const Lock lock(s.mutex);
+    Known &known = s.peers[i];
+    if (!peer->pinned.load()) peer->arena.vacate();
+    known.shared.mapping.reset();
+    peer->data.clear();
+    known.let_go = true;
   }
 }
 

@@ -34,6 +34,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -74,11 +75,16 @@ class Peer {  // another process. Lives as long as the mesh.
   Bytes16 token{};                        // that every data connection of the two processes shows
   std::atomic<int64_t> last_heard_ns{0};  // monotonic time of the last control message or heartbeat
   std::atomic<bool> lost{false};
-  std::string lost_text() const;  // why, once lost
-  bool said_farewell() const;     // once lost: it shut Isthmus down, as a process does that gives up or ends well
+  // Whoever works with the peer, or with its memory, holds a copy. A peer that is lost and that nobody holds is let go of.
+  const std::shared_ptr<const void> hold = std::make_shared<char>();
+  std::atomic<bool> pinned{false};  // a device knows its memory, so the memory stays
+  std::string lost_text() const;    // why, once lost
+  bool said_farewell() const;       // once lost: it shut Isthmus down, as a process does that gives up or ends well
   // Once lost: the process has ended or shut Isthmus down, and not merely the way to it. A peer of another host counts as ended where it has
   // closed the connection in order, and not where the connection was reset.
   bool surely_ended() const;
+  // Whether it may yet turn out that the process has ended: it is not lost, or its end is still watched.
+  bool end_may_come() const;
 
  private:
   friend class Mesh;
@@ -90,8 +96,9 @@ class MeshEvents {  // called on the control thread: each call must be short, an
  public:
   virtual ~MeshEvents() = default;
   virtual void on_message(Peer &peer, uint16_t type, std::span<const std::byte> body) = 0;
-  virtual void on_lost(Peer &peer, const std::string &why) = 0;  // once for each peer
-  virtual void on_tick() = 0;                                    // every heartbeat interval
+  // Once for each peer, and once more where it turns out later that the process has ended.
+  virtual void on_lost(Peer &peer, const std::string &why) = 0;
+  virtual void on_tick() = 0;  // every heartbeat interval
   // A data stream, which the peer has connected again (connect_again).
   virtual void on_stream(Peer &peer, uint32_t stream, uint32_t generation, UniqueFd socket) = 0;
 };
@@ -129,6 +136,9 @@ class Mesh {
   // Queues a control message of at most 64 KiB and a type below 0xff00. Thread-safe. Does not block. False: the peer is lost, or has not
   // taken 16 MiB of earlier messages.
   bool send(Peer &peer, uint16_t type, std::span<const std::byte> body) noexcept;
+  // Gives back what this process keeps of peers that are gone, that nobody holds, and that cannot come to this process's memory any more.
+  // `rest(peer)`: what the caller keeps; true once that is done. Control thread only.
+  void let_go_of_the_gone(const std::function<bool(Peer &)> &rest);
   struct Counts {
     int threads, descriptors, peers;
     uint64_t heartbeats;  // heard, of all peers

@@ -36,11 +36,26 @@ Peer *Mesh::State::claim(Arrival &&a) {
   Peer *raw = peer.get();
   peers.push_back({std::move(peer), std::move(a.arena)});
   by_process[raw->endpoint.process] = raw;
+  if (p.pidfd) end_earlier(*raw);
   fresh.push_back(raw);
   watch(epoll.get(), EPOLL_CTL_ADD, p.control.get(), EPOLLIN, tagged(Tag::Control, raw->index));
   if (p.pidfd) watch(epoll.get(), EPOLL_CTL_ADD, p.pidfd.get(), EPOLLIN, tagged(Tag::Pid, raw->index));
   wake();
   return raw;
+}
+
+// A process uses one mesh at a time. What it was before does nothing any more.
+void Mesh::State::end_earlier(const Peer &peer) {
+  for (Known &known : peers) {
+    Peer &other = *known.peer;
+    if (&other == &peer || other.endpoint.pid != peer.endpoint.pid || other.endpoint.host != peer.endpoint.host) continue;
+    Peer::State &p = *other.state_;
+    const Lock lock(p.mutex);
+    if (!other.lost.load(std::memory_order_acquire) || !p.pidfd) continue;
+    p.surely.store(true);
+    ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, p.pidfd.get(), nullptr);
+    p.pidfd.reset();
+  }
 }
 
 Peer *Mesh::State::await_control(const Endpoint &e, Deadline deadline) {

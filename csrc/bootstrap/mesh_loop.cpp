@@ -202,7 +202,7 @@ void Mesh::State::on_readable(Peer &peer) {
   std::string end;
   const auto error_of_sending = [&p] {  // 0: no send failed, or one found that the peer had closed the connection
     const Lock lock(p.mutex);
-    return p.out.error() == EPIPE || p.out.error() == ECONNRESET ? 0 : p.out.error();
+    return p.out.error() == EPIPE ? 0 : p.out.error();
   };
   // A peer that has ended says no more. So all that the peer said is read before the peer is lost.
   for (size_t reads = 0; end.empty() && (reads < kReadsAtOnce || p.ended); ++reads) {
@@ -229,13 +229,14 @@ void Mesh::State::on_readable(Peer &peer) {
     } else if (n == 0 || errno == ECONNRESET || errno == EPIPE) {
       // A socket tells an error once. A sender may have been told, and then reading finds an end and nothing else.
       const int sending = error_of_sending();
-      // A peer of this host is connected by a Unix socket, which the peer's end closes, or a peer that takes this process for lost.
-      p.surely = watched ? !silence.watched() || ends_now(pidfd) : n == 0 && sending == 0;
-      end = p.bye     ? "shut Isthmus down"
-            : sending ? system_text(kUnreachable, sending)
-            : p.ended ? "ended"
-            : watched ? "ended, or closed its control connection"
-                      : "closed its control connection; it has probably ended";
+      // A peer of this host is connected by a Unix socket, which the peer's end closes, or a peer that takes this process for lost. Of a peer
+      // elsewhere a reset says nothing: who is in between may have made it.
+      p.surely = watched ? p.bye || ends_now(pidfd) : n == 0 && sending == 0;
+      end = p.bye                                   ? "shut Isthmus down"
+            : sending != 0 && sending != ECONNRESET ? system_text(kUnreachable, sending)
+            : p.ended                               ? "ended"
+            : watched                               ? "ended, or closed its control connection"
+                                                    : "closed its control connection; it has probably ended";
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else {
@@ -243,33 +244,55 @@ void Mesh::State::on_readable(Peer &peer) {
     }
   }
   if (end.empty()) return;
-  if (p.drop_held(epoll.get())) return;  // the peer has not taken it, and may take the next one
+  if (p.drop_held(epoll.get())) {  // the peer has not taken it, and may take the next one
+    p.surely.store(false);
+    return;
+  }
   lose(peer, formatted("{} {}", process_text(peer.endpoint), end));
 }
 
 void Mesh::State::on_ended(Peer &peer) {
-  if (peer.lost.load(std::memory_order_relaxed)) return;
-  peer.state_->ended = true;
+  Peer::State &p = *peer.state_;
+  if (peer.lost.load(std::memory_order_relaxed)) {  // it was taken for lost before
+    std::string why;
+    {
+      const Lock lock(p.mutex);
+      if (!p.pidfd) return;
+      ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, p.pidfd.get(), nullptr);
+      p.pidfd.reset();
+      p.surely.store(true);
+      why = p.why;
+    }
+    return events.on_lost(peer, why);
+  }
+  p.ended = true;
   on_readable(peer);
-  lose(peer, formatted("{} {}", process_text(peer.endpoint), peer.state_->bye ? "shut Isthmus down" : "ended"));
+  lose(peer, formatted("{} {}", process_text(peer.endpoint), p.bye ? "shut Isthmus down" : "ended"));
 }
 
-void Mesh::State::lose(Peer &peer, const std::string &why) {
+void Mesh::State::lose(Peer &peer, const std::string &why, Told told) {
   if (peer.lost.load(std::memory_order_relaxed)) return;
   {
     Peer::State &p = *peer.state_;
     const Lock lock(p.mutex);
     p.why = why;
-    p.surely = p.surely || p.bye || p.ended;
+    const bool surely = p.surely || p.bye || p.ended;
+    p.surely.store(surely);
+    // An orderly end would say that this process has ended.
+    if (!surely && told == Told::No)
+      for (const UniqueFd *fd : {&p.control, &p.before, &p.next})
+        if (*fd) net::reset_when_closed(fd->get());
     peer.lost.store(true, std::memory_order_release);  // publishes `why`
     // Removed by hand: in a process that is just being forked a copy of the descriptor would keep the epoll entry alive.
     if (p.control) ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, p.control.get(), nullptr);
-    if (p.pidfd) ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, p.pidfd.get(), nullptr);
     p.control.reset();
-    p.pidfd.reset();
     p.before.reset();
     p.next.reset();
     p.held = false;
+    if (surely && p.pidfd) {  // else its end is still to come
+      ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, p.pidfd.get(), nullptr);
+      p.pidfd.reset();
+    }
     p.out.clear();
     p.unconfirmed.clear();
   }
@@ -294,13 +317,18 @@ void Mesh::State::leave_out_the_silent() {
     if (!silent()) continue;
     const int64_t ms =
         std::min<int64_t>((now_ns() - peer->last_heard_ns.load(std::memory_order_relaxed)) / 1'000'000, kMaxSpanMs);
+    Told told = Told::No;
     {
       const Lock lock(p.mutex);  // the process hears it when it goes on
-      if (p.control && p.out.empty())
+      if (p.control && p.out.empty()) {
         queue(p, i, static_cast<uint16_t>(Own::LeftOut), encode(Elapsed{static_cast<uint32_t>(ms)}));
+        if (p.out.empty() && p.out.error() == 0) told = Told::Yes;
+      }
     }
-    lose(*peer, formatted("{} has said nothing for {:.2f} s (ISTHMUS_SILENCE_MS): it is stopped, or gets no processor",
-                          process_text(peer->endpoint), static_cast<double>(ms) / 1000.0));
+    lose(*peer,
+         formatted("{} has said nothing for {:.2f} s (ISTHMUS_SILENCE_MS): it is stopped, or gets no processor",
+                   process_text(peer->endpoint), static_cast<double>(ms) / 1000.0),
+         told);
   }
 }
 

@@ -46,7 +46,7 @@ struct Peer::State {
   std::atomic<uint64_t> heartbeats{0};  // heard. Any thread asks
   bool bye = false;                     // the peer has said farewell
   bool ended = false;                   // the peer's pidfd says that the process has ended
-  bool surely = false;                  // the peer has ended, and not only the way to it
+  std::atomic<bool> surely{false};      // the peer has ended, and not only the way to it. Any thread asks
 
   bool silent() const ISTHMUS_REQUIRES(mutex);
   // The rest is for the control thread, whose epoll it is.
@@ -61,6 +61,7 @@ struct Known {
   std::unique_ptr<Peer> peer;
   PeerArena shared;  // mapped, while no connect() has asked for it yet
   bool has_data = false;
+  bool let_go = false;               // control thread only
   std::vector<net::Address> ways{};  // where this process has dialled the data streams: the address of each
   bool unshared_logged = false;
 };
@@ -125,7 +126,10 @@ struct Mesh::State final : GreetingEvents {
   void on_readable(Peer &peer);
   void on_writable(Peer &peer);
   void on_ended(Peer &peer);
-  void lose(Peer &peer, const std::string &why);
+  // Whether the peer was told why, or finds its connection reset where it lives.
+  enum class Told : bool { No, Yes };
+  void lose(Peer &peer, const std::string &why, Told told = Told::No);
+  void end_earlier(const Peer &peer) ISTHMUS_REQUIRES(mutex);  // what this process was before it came again
   void beat(Peer &peer);
   void leave_out_the_silent();
   void farewell() noexcept;

@@ -56,6 +56,7 @@ struct Identity {               // of one rank in one communicator
 
 struct PeerRank {                      // what this rank knows of another rank, or of itself
   bootstrap::Peer *process = nullptr;  // null: a rank of this process
+  std::shared_ptr<const void> hold;    // of the process
   std::byte *arena = nullptr;          // its process's arena, where memory is shared and the bridge may use it
   Mailbox *mail = nullptr;
   Doorbell *bell = nullptr;

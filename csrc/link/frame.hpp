@@ -108,6 +108,8 @@ class Link {
   virtual bool quiet() const noexcept { return false; }
   // Adds what a thread is to sleep on (nothing for links through memory). Returns how long at most.
   virtual int64_t descriptors(std::vector<pollfd> &fds) const = 0;
+  // Nobody posts any more, and nothing comes: the link gives back what it can. Only with the turn.
+  virtual void let_go() noexcept {}
   virtual void before_sleep() {}                  // a thread is about to sleep on the descriptors. Only with the turn.
   virtual const char *name() const noexcept = 0;  // "tcp", "shm", "local"
 

@@ -54,6 +54,7 @@ class ShmLink final : public Link {
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
   bool idle() const noexcept override { return queue_.empty(); }
   bool quiet() const noexcept override;
+  void let_go() noexcept override { dead_ = true; }
   int64_t descriptors(std::vector<pollfd> &) const override { return kAnyTime; }
   const char *name() const noexcept override { return "shm"; }
 

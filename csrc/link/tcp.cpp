@@ -111,12 +111,6 @@ void TcpLink::confirmed(Outgoing &out) noexcept {
   if (--out.pieces == 0 && out.cut == out.header.total) finish(out);
 }
 
-void TcpLink::written(SocketStream &s) noexcept {
-  Outgoing *out = s.out;
-  s.stop(writing_);
-  if (out && !several_) confirmed(*out);
-}
-
 // A note, or a piece that was given to a stream that is lost.
 bool TcpLink::next_owed(SocketStream &s) {
   FrameHeader note;
@@ -207,7 +201,10 @@ bool TcpLink::write_stream(SocketStream &s) {
       moved = moved || burst >= kWorth || s.sent == whole;
       bytes_sent.fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
     }
-    if (s.sent == whole) written(s);
+    if (s.sent != whole) continue;
+    Outgoing *const out = s.out;
+    s.stop(writing_);
+    if (out && !several_) confirmed(*out);
   }
   return moved;
 }
@@ -403,6 +400,16 @@ void TcpLink::die(FrameSink &sink, const std::string &why) {
                  keep(*p.out);
                });
   sink.broken(why);
+}
+
+void TcpLink::let_go() noexcept {
+  dead_.store(true);
+  for (auto &s : streams_) {
+    s->over.store(true, std::memory_order_release);
+    s->mute = true;
+    s->socket.reset();
+    s->rest = {};
+  }
 }
 
 bool TcpLink::idle() const noexcept {

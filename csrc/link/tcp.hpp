@@ -45,6 +45,7 @@ class TcpLink final : public Link {
   bool idle() const noexcept override;
   int64_t descriptors(std::vector<pollfd> &fds) const override;
   void before_sleep() override;
+  void let_go() noexcept override;
   const char *name() const noexcept override { return "tcp"; }
   size_t streams() const noexcept { return streams_.size(); }
 
@@ -59,7 +60,6 @@ class TcpLink final : public Link {
   bool take_note(SocketStream &s, FrameSink &sink);
   bool next_piece(SocketStream &s);
   bool next_owed(SocketStream &s);
-  void written(SocketStream &s) noexcept;
   void confirmed(Outgoing &out) noexcept;               // a piece of it has come, or nobody sends it any more
   void lose(SocketStream &s, const std::string &why);   // the stream's connection has ended
   void close(SocketStream &s, const std::string &why);  // the same, where the book knows already

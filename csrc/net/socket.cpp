@@ -122,6 +122,11 @@ Address local_address(int fd) {
   return {reinterpret_cast<const sockaddr *>(&s), n};
 }
 
+void reset_when_closed(int fd) noexcept {
+  const linger at_once{1, 0};
+  ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+}
+
 void limit_unacknowledged(int fd, int ms) noexcept {
   const unsigned limit = static_cast<unsigned>(ms);
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);

@@ -26,6 +26,9 @@ Address local_address(int fd);
 // A process that is merely stopped does not count, because its kernel acknowledges. Unix sockets have no such limit.
 void limit_unacknowledged(int fd, int ms) noexcept;
 
+// Where the connection is closed from now on, the other side finds it reset, and not ended in order. Unix sockets know no difference.
+void reset_when_closed(int fd) noexcept;
+
 // What the kernel knows of the other host's answers. It answers also where the process there does not run. All zero for a Unix socket.
 struct Answers {
   uint32_t unanswered = 0;  // segments that were sent and are not acknowledged; 1 where a probe is all that was sent

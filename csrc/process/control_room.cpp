@@ -91,7 +91,7 @@ void ControlRoom::take(Control type, std::span<const std::byte> body) {
 }
 
 bool ControlRoom::tell(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept {
-  if (peer) return mesh_->send(*peer, static_cast<uint16_t>(type), body);
+  if (peer) return mesh_.load()->send(*peer, static_cast<uint16_t>(type), body);
   take(type, body);
   return true;
 }
@@ -125,7 +125,7 @@ void ControlRoom::on_message(bootstrap::Peer &peer, uint16_t type, std::span<con
       const auto q = unpack<QueryBody>(body);
       if (!q) break;
       const ReplyBody r{q->number, answer_query(q->member, q->epoch, q->sequence)};
-      mesh_->send(peer, static_cast<uint16_t>(Control::Reply), packed(r));
+      mesh_.load()->send(peer, static_cast<uint16_t>(Control::Reply), packed(r));
       break;
     }
     case Control::Reply: {
@@ -157,6 +157,9 @@ void ControlRoom::on_tick() {
   ticked_ns_.store(now, std::memory_order_relaxed);
   ranks_.sweep();
   links_.report_broken(now);
+  // The control thread begins before begin() is called.
+  if (bootstrap::Mesh *const mesh = mesh_.load(std::memory_order_acquire))
+    mesh->let_go_of_the_gone([this](const bootstrap::Peer &peer) { return links_.let_go(peer); });
   data_streams_.look();
 }
 
@@ -187,7 +190,7 @@ bool ControlRoom::query(bootstrap::Peer *peer, uint32_t their_index, uint32_t ep
   Lock lock(mutex_);
   const uint64_t number = ++next_;
   const QueryBody q{their_index, epoch, sequence, number};
-  if (!mesh_->send(*peer, static_cast<uint16_t>(Control::Query), packed(q))) return false;
+  if (!mesh_.load()->send(*peer, static_cast<uint16_t>(Control::Query), packed(q))) return false;
   const auto mine = [&]() ISTHMUS_REQUIRES(mutex_) {
     return std::find_if(answers_.begin(), answers_.end(), [&](const auto &a) { return a.first == number; });
   };

@@ -36,7 +36,9 @@ class ControlRoom final : public bootstrap::MeshEvents {
  public:
   // `bell` wakes the threads that wait for what a message brings.
   ControlRoom(Doorbell &bell, RankTable &ranks, Links &links, DataStreams &streams, int64_t heartbeat_ns);
-  void begin(bootstrap::Mesh &mesh) noexcept { mesh_ = &mesh; }  // before the first message is sent
+  void begin(bootstrap::Mesh &mesh) noexcept {
+    mesh_.store(&mesh, std::memory_order_release);
+  }  // before the first message is sent
 
   // Sends a control message. peer null: this process, delivered at once. False: the message cannot be sent (Mesh::send).
   bool tell(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept;
@@ -66,7 +68,7 @@ class ControlRoom final : public bootstrap::MeshEvents {
   Links &links_;
   DataStreams &data_streams_;
   const int64_t silent_ns_;
-  bootstrap::Mesh *mesh_ = nullptr;
+  std::atomic<bootstrap::Mesh *> mesh_{nullptr};
   std::atomic<int64_t> ticked_ns_{0};  // when the control thread had last read what had come
   Mutex mutex_;
   Condition answered_;

@@ -32,6 +32,11 @@ void DataStreams::use_key(const bootstrap::Peer &peer, const bootstrap::Bytes16 
   }
 }
 
+void DataStreams::let_go(const bootstrap::Peer &peer) {
+  const Lock lock(mutex_);
+  std::erase_if(links_, [&](const auto &w) { return w->peer == &peer && !w->dialed; });
+}
+
 bool DataStreams::look(WatchedLink &w) {
   if (w.told.size() < 2 || w.link->broken() || w.peer->lost.load(std::memory_order_acquire)) return false;
   const auto now = w.link->news().report();
@@ -136,7 +141,9 @@ void DataStreams::loop() noexcept {
     bool wanted = false;
     for (size_t i = 0; i < links_.size() && !stop_; ++i) {
       if (!links_[i]->wanted && !links_[i]->silent) continue;
-      WatchedLink w = *links_[i];
+      WatchedLink *const own = links_[i].get();  // stays while it is dialed
+      own->dialed = true;
+      WatchedLink w = *own;
       std::erase_if(w.keys, [&](const bootstrap::Bytes16 &key) { return !mesh_->has_key(key); });
       bool more = false;
       {
@@ -146,8 +153,9 @@ void DataStreams::loop() noexcept {
           more = w.wanted && dial(w);
         } catch (const std::exception &e) { ISTHMUS_WARN("a lost data stream is not connected again: {}", e.what()); }
       }
-      links_[i]->silent = false;  // the next look() says whether it still is
-      links_[i]->wanted = more;   // else the next look() says so again
+      own->dialed = false;
+      own->silent = false;  // the next look() says whether it still is
+      own->wanted = more;   // else the next look() says so again
       wanted |= more;
     }
     if (stop_) return;

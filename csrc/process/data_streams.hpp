@@ -31,6 +31,7 @@ class DataStreams {
   void add(bootstrap::Peer &peer, link::TcpLink &link);  // the link outlives end()
   // A key of a communicator with that peer, for streams that are connected again.
   void use_key(const bootstrap::Peer &peer, const bootstrap::Bytes16 &key);
+  void let_go(const bootstrap::Peer &peer);  // it is lost, and nobody has its link any more
   void look() noexcept;
   void came(bootstrap::Peer &peer, uint32_t stream, uint32_t generation, UniqueFd socket);
   void end() noexcept;  // waits for an attempt that is under way, at most kAttemptSeconds
@@ -52,6 +53,7 @@ class DataStreams {
     std::vector<link::StreamReport> told{};  // as the log has it
     bool wanted = false;                     // some streams are to be connected again
     bool silent = false;                     // the control connection is to be carried over
+    bool dialed = false;                     // just now, without the lock
   };
   bool look(WatchedLink &w) ISTHMUS_REQUIRES(mutex_);  // true: the thread has something to do
   void loop() noexcept;

@@ -114,7 +114,7 @@ void Links::await_ucx(bootstrap::Peer &peer, Deadline deadline) {
       fail(Code::Timeout,
            "UCX has not reached it in time; UCX_TLS and UCX_NET_DEVICES must leave both a way to the other, and "
            "UCX_LOG_LEVEL=info makes UCX say more");
-    if (!drive(*slot)) ::usleep(50);
+    if (!slot->drive()) ::usleep(50);
   }
 }
 
@@ -124,6 +124,7 @@ void Links::make_memory_link(LinkSlot &slot) {
   auto shm = std::make_unique<link::ShmLink>(link::ByteRing::at(arena_.base() + mine.offset), mine.capacity,
                                              &link::Arena::doorbell_of(peer->arena.data()), stores_);
   slot.shm = shm.get();
+  slot.ring = mine.offset;
   slot.link = std::move(shm);
   for (const auto &[from, theirs] : early_rings_)
     if (from == peer) slot.shm->set_in(link::ByteRing::at(peer->arena.data() + theirs.offset), theirs.capacity);
@@ -139,10 +140,10 @@ Links::LinkSlot *Links::find(const bootstrap::Peer *peer, Carrier carrier) {
 link::Link *Links::add(std::unique_ptr<LinkSlot> slot) {
   if (links_.size() >= link_table_.size()) fail(Code::Resource, "more than {} links in one process", link_table_.size());
   link::Link *made = slot->link.get();
-  const uint32_t n = link_count_.load(std::memory_order_relaxed);
+  const uint32_t n = counts_.made.load(std::memory_order_relaxed);
   link_table_[n].store(slot.get(), std::memory_order_release);
   links_.push_back(std::move(slot));
-  link_count_.store(n + 1, std::memory_order_release);
+  counts_.made.store(n + 1, std::memory_order_release);
   return made;
 }
 
@@ -175,36 +176,53 @@ void Links::ring_came(bootstrap::Peer &peer, const StreamRingBody &ring) {
   early_rings_.emplace_back(&peer, ring);
 }
 
+bool Links::let_go(const bootstrap::Peer &peer) {
+  data_streams_.let_go(peer);
+  const Lock lock(mutex_);
+  std::erase_if(early_rings_, [&](const auto &early) { return early.first == &peer; });
+  for (auto &l : links_) {
+    if (l->peer != &peer || l->let_go) continue;
+    if (l->ucx) return false;
+    while (!l->link->try_turn()) ::sched_yield();  // one burst at most
+    l->link->let_go();
+    l->link->end_turn();
+    if (l->shm) arena_.free_staging(l->ring);
+    l->let_go = true;
+    counts_.let_go.fetch_add(1, std::memory_order_relaxed);
+  }
+  return true;
+}
+
 // ---- driving links -------------------------------------------------------------------------------------------------------------------
 
-bool Links::drive(LinkSlot &slot) {
-  if (!slot.link->try_turn()) return false;
+bool Links::LinkSlot::drive() {
+  if (!link->try_turn()) return false;
   bool moved = false;
   try {
-    moved = slot.link->progress(slot);
+    moved = link->progress(*this);
   } catch (const std::exception &e) {  // out of memory for data for which no thread has asked yet
-    slot.broken(e.what());
+    broken(e.what());
   }
-  slot.link->end_turn();
+  link->end_turn();
   return moved;
 }
 
 void Links::let_leave(Deadline deadline) noexcept {
-  const uint32_t n = link_count_.load(std::memory_order_acquire);
+  const uint32_t n = counts_.made.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < n; ++i) {
     LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
     while (slot.sockets && !slot.link->idle() && slot.broken_ns.load(std::memory_order_acquire) == 0 &&
            !slot.peer->lost.load(std::memory_order_acquire) && !deadline.passed())
-      if (!drive(slot)) ::usleep(200);
+      if (!slot.drive()) ::usleep(200);
   }
 }
 
 bool Links::drive(LookAt links) noexcept {
   bool moved = false;
-  const uint32_t n = link_count_.load(std::memory_order_acquire);
+  const uint32_t n = counts_.made.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < n; ++i) {
     LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
-    if ((links == LookAt::AllLinks || !slot.sockets) && !slot.link->quiet()) moved |= drive(slot);
+    if ((links == LookAt::AllLinks || !slot.sockets) && !slot.link->quiet()) moved |= slot.drive();
   }
   if (moved && watch_.others_sleep()) arena_.doorbell().ring();
   return moved;
@@ -238,7 +256,7 @@ void Links::LinkSlot::broken(const std::string &why) {
 
 void Links::report_broken(int64_t now) noexcept {
   if (!has_broken_.load(std::memory_order_acquire)) return;
-  const uint32_t n = link_count_.load(std::memory_order_acquire);
+  const uint32_t n = counts_.made.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < n; ++i) {
     LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
     const int64_t since = slot.broken_ns.load(std::memory_order_acquire);
@@ -259,7 +277,7 @@ void Links::poll_sockets(int64_t ns, SleepEnds ends) {
   thread_local std::vector<pollfd> fds;
   fds.clear();
   fds.push_back({arena_.bell_socket().fd(), POLLIN, 0});
-  const uint32_t n = link_count_.load(std::memory_order_acquire);
+  const uint32_t n = counts_.made.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < n; ++i) {
     link::Link &link = *link_table_[i].load(std::memory_order_acquire)->link;
     if (link.try_turn()) {

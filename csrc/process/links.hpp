@@ -71,7 +71,13 @@ class Links final {
   bool need_driving() const noexcept { return need_driving_.load(std::memory_order_acquire); }
   // Drives the links that still hold what was sent, at most until then. For the end of the process's use.
   void let_leave(Deadline deadline) noexcept;
-  int count() const noexcept { return static_cast<int>(link_count_.load(std::memory_order_acquire)); }
+  // Those that were not let go.
+  int count() const noexcept {
+    return static_cast<int>(counts_.made.load(std::memory_order_acquire) - counts_.let_go.load(std::memory_order_relaxed));
+  }
+  // The peer is gone, and no rank has it: its links give back what they hold. What is left of one is its place in the table, because threads
+  // look there without a lock. False: UCX does not let go of a link before the end.
+  bool let_go(const bootstrap::Peer &peer);
 
   // Moves what the links can move. True if something moved.
   bool drive(LookAt links = LookAt::AllLinks) noexcept;
@@ -108,6 +114,7 @@ class Links final {
     }
     void received(const link::FrameHeader &h) override { all.received(h); }
     void broken(const std::string &why) override;
+    bool drive();  // one try; true if something moved
 
     Links &all;
     bootstrap::Peer *peer = nullptr;
@@ -115,6 +122,8 @@ class Links final {
     link::ShmLink *shm = nullptr;
     link::UcxLink *ucx = nullptr;
     bool sockets = false;
+    bool let_go = false;
+    uint64_t ring = 0;  // of `shm`, in this process's arena
     Carrier carrier() const noexcept { return shm ? Carrier::Memory : ucx ? Carrier::Ucx : Carrier::Tcp; }
     std::string reason;  // why it is broken; published by broken_ns
     std::atomic<int64_t> broken_ns{0};
@@ -123,7 +132,6 @@ class Links final {
   void make_ucx_link(bootstrap::Peer &peer, std::span<const std::byte> address);
   link::Link *add(std::unique_ptr<LinkSlot> slot) ISTHMUS_REQUIRES(mutex_);
   LinkSlot *find(const bootstrap::Peer *peer, Carrier carrier) ISTHMUS_REQUIRES(mutex_);
-  bool drive(LinkSlot &slot);
   void poll_sockets(int64_t ns, SleepEnds ends);
 
   link::Arena &arena_;
@@ -138,7 +146,9 @@ class Links final {
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<LinkSlot>> links_ ISTHMUS_GUARDED_BY(mutex_);  // append only
   std::array<std::atomic<LinkSlot *>, 4096> link_table_{};                   // the same, to be read without the lock
-  std::atomic<uint32_t> link_count_{0};
+  struct LinkCounts {
+    std::atomic<uint32_t> made{0}, let_go{0};
+  } counts_;
   std::atomic<bool> has_sockets_{false}, has_broken_{false}, need_driving_{false};
   // Rings that came before this process had made its link.
   std::vector<std::pair<bootstrap::Peer *, StreamRingBody>> early_rings_ ISTHMUS_GUARDED_BY(mutex_);

@@ -128,6 +128,7 @@ std::byte *OpenDevices::reach(device::Runtime &runtime, int device, bootstrap::P
     for (const OpenDevice::Reached &r : d.reached)
       if (r.peer == peer && r.offset == offset && r.bytes == bytes) return r.there;
     std::byte *const memory = peer->arena.data() + offset;
+    peer->pinned.store(true);
     runtime.register_host(device, memory, bytes);
     auto *const there = static_cast<std::byte *>(runtime.device_address(device, memory));
     d.reached.push_back({peer, offset, bytes, there});

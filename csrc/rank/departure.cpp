@@ -126,7 +126,8 @@ void Departure::retire() noexcept {
       core_.id.index, core_.id.epoch, gone,
       [readers, entered, gone] {
         for (const auto &r : readers)
-          if (!(*gone)[r.rank].load() && !(r.process && r.process->lost.load()) &&
+          // One that is lost and may live, because it was stopped, goes on where it was: in the midst of a copy.
+          if (!(*gone)[r.rank].load() && !(r.process && r.process->surely_ended()) &&
               (r.writes || r.mail->done.value.load(std::memory_order_acquire) < entered))
             return false;
         return true;

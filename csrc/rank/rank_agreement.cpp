@@ -11,6 +11,8 @@
 namespace isthmus::rank {
 namespace {
 
+constexpr int64_t kNewsNs =
+    2'000'000'000;                      // until this rank, too, has heard that a rank has ended which another one suspects
 constexpr int64_t kAskNs = 20'000'000;  // between two questions whether the program wants to stop
 constexpr size_t kKept = 4;             // agreements; who is still in an older one has been left out, and was told
 
@@ -70,6 +72,7 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
     ~Withdrawal() { of.withdraw(); }
   };
   const Withdrawal withdrawal{consensus};
+  int64_t few_since = 0;
   for (bool first = true;; first = false) {
     const Outgoing words = take_words(number);
     if (!words.empty()) {
@@ -82,7 +85,10 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
       while (saying_ != 0) changed_.wait(lock);
       return finish(number);
     }
-    if (consensus.too_few()) fail_too_few(number, consensus.suspected());
+    if (!consensus.too_few()) few_since = 0;
+    else if (few_since == 0) few_since = now_ns();
+    const bool waits = few_since != 0 && now_ns() - few_since < kNewsNs && news_may_come(consensus.suspected());
+    if (consensus.too_few() && !waits) fail_too_few(number, consensus.suspected());
     if (deadline.passed()) fail_late(number, consensus.awaited(), consensus.leads());
     if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", name(number));
     if (!first) {
@@ -93,7 +99,7 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
     } else {
       core_.context->progress().stand_in();
     }
-    if (!consensus.verdict() && !consensus.too_few()) {
+    if (!consensus.verdict() && (!consensus.too_few() || waits)) {
       const int64_t left = std::min(kAskNs, deadline.ns() - now_ns());
       changed_.wait_for(lock, std::chrono::nanoseconds(std::max<int64_t>(left, 0)));
     }
@@ -231,6 +237,15 @@ void RankAgreement::note_gone() {
     const Gone how = lost && p.process->surely_ended() ? Gone::Surely : left ? Gone::Left : Gone::Perhaps;
     for (auto &[number, consensus] : kept_) consensus.gone(q, how);
   }
+}
+
+// Another rank may have heard before this one that a process has ended.
+bool RankAgreement::news_may_come(const RankSet &suspected) const {
+  for (int q = 0; q < core_.id.world; ++q) {
+    const PeerRank &p = core_.peers[static_cast<size_t>(q)];
+    if (suspected.has(q) && p.process && p.process->end_may_come() && !p.left.load(std::memory_order_acquire)) return true;
+  }
+  return false;
 }
 
 RankAgreement::Outgoing RankAgreement::take_words(uint64_t number) {

@@ -3,6 +3,8 @@
 
 #include <dirent.h>
 #include <linux/filter.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -426,6 +428,94 @@ TEST(Mesh, AConnectionThatWouldTakeTheOldOnesPlaceShowsTheTokenAndIsNewer) {
   ASSERT_TRUE(dialer.mesh->send(w.dialed(), 5, bytes("0")));
   ASSERT_TRUE(eventually([&] { return other.events.messages().size() == 1; }));
   EXPECT_TRUE(dialer.events.lost().empty() && other.events.lost().empty());
+}
+
+// The ends of the control connection of two nodes that see each other on another host: a's and b's.
+std::pair<int, int> control_of(const Pair &p) {
+  const bool a_dials = p.a.mesh->dials(*p.of_a);
+  const std::string listens = (a_dials ? p.b : p.a).mesh->self().tcp.front();
+  int dialer = -1, listener = -1;
+  for (int fd = 0; fd < 1024; ++fd) {
+    sockaddr_storage other{};
+    socklen_t size = sizeof other;
+    if (::getpeername(fd, reinterpret_cast<sockaddr *>(&other), &size) != 0 || other.ss_family != AF_INET) continue;
+    (net::local_address(fd).text() == listens ? listener : dialer) = fd;
+  }
+  return a_dials ? std::pair{dialer, listener} : std::pair{listener, dialer};
+}
+
+TEST(Mesh, APeerWhoseConnectionWasResetHasNotEndedForCertainAlsoWhereASenderHearsItFirst) {
+  struct Held final : MeshEvents {  // its control thread, within the first message
+    std::promise<void> came, go_on;
+    std::atomic<int> lost{0};
+    void on_message(Peer &, uint16_t, std::span<const std::byte>) override {
+      came.set_value();
+      go_on.get_future().wait();
+    }
+    void on_lost(Peer &, const std::string &) override { ++lost; }
+    void on_tick() override {}
+    void on_stream(Peer &, uint32_t, uint32_t, UniqueFd) override {}
+  } held;
+  Pair p;
+  Settings settings;
+  settings.apply("ISTHMUS_HEARTBEAT_MS=20");
+  p.a.mesh = std::make_unique<Mesh>(settings, held, p.a.arena.get(), Node::kArena, "127.0.0.1");
+  p.add_keys();
+  connect_as_hosts(p.a, p.b, p.of_a, p.of_b, false, 0);
+  const std::pair<int, int> ends = control_of(p);
+  ASSERT_TRUE(ends.first >= 0 && ends.second >= 0);
+  p.b.mesh->send(*p.of_b, 1, bytes("hold"));
+  held.came.get_future().wait();
+  // Both ends: who stands between two hosts resets the connection of each. connect() to no family is an RST to the other end.
+  const sockaddr nowhere{AF_UNSPEC, {}};
+  ASSERT_EQ(::connect(ends.second, &nowhere, sizeof nowhere), 0);
+  ASSERT_TRUE(eventually([&] {
+    pollfd end{ends.first, 0, 0};
+    return ::poll(&end, 1, 0) == 1 && (end.revents & POLLERR);
+  }));
+  p.a.mesh->send(*p.of_a, 1, bytes("is told"));
+  held.go_on.set_value();
+  ASSERT_TRUE(eventually([&] { return held.lost.load() == 1; }));
+  EXPECT_FALSE(p.of_a->surely_ended()) << p.of_a->lost_text();
+  EXPECT_TRUE(eventually([&] { return p.of_b->lost.load(); }));
+  EXPECT_FALSE(p.of_b->surely_ended()) << p.of_b->lost_text();
+  p.a.mesh.reset();  // before `held` ends
+}
+
+TEST(Mesh, APeerThatGivesUpTheConnectionAndLivesIsNotTakenForEnded) {
+  Pair p;
+  p.add_keys();
+  connect_as_hosts(p.a, p.b, p.of_a, p.of_b, false, 0);
+  const std::pair<int, int> ends = control_of(p);
+  ASSERT_TRUE(ends.first >= 0 && ends.second >= 0);
+  const std::string garbage(64, '\xff');
+  ASSERT_EQ(::send(ends.first, garbage.data(), garbage.size(), 0), 64);
+  ASSERT_TRUE(eventually([&] { return p.of_a->lost.load() && p.of_b->lost.load(); }));
+  EXPECT_FALSE(p.of_a->surely_ended()) << p.of_a->lost_text();
+  EXPECT_FALSE(p.of_b->surely_ended()) << p.of_b->lost_text();
+}
+
+TEST(Mesh, LetsGoOfAPeerThatHasGoneOnceNobodyHoldsIt) {
+  Pair p;
+  p.add_keys();
+  p.connect(true, 2);
+  p.of_a->arena.data()[4096] = std::byte{7};
+  std::shared_ptr<const void> hold = p.of_a->hold;
+  p.b.mesh.reset();
+  ASSERT_TRUE(eventually([&] { return p.of_a->lost.load(); }));
+  const size_t before = open_descriptors();
+  int asked = 0;
+  const auto let_go = [&] { p.a.mesh->let_go_of_the_gone([&](Peer &) { return ++asked > 1; }); };
+  let_go();
+  EXPECT_EQ(asked, 0);
+  EXPECT_EQ(p.of_a->arena.data()[4096], std::byte{7});
+  hold.reset();
+  let_go();  // the caller keeps something still
+  EXPECT_EQ(open_descriptors(), before);
+  for (int i = 0; i < 3; ++i) let_go();
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(p.of_a->arena.data()[4096], std::byte{0});  // who looks late finds zeros
+  EXPECT_EQ(open_descriptors(), before - 2);
 }
 
 TEST(Mesh, HearsHeartbeatsAndTicks) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,30 @@ def test_the_survivors_make_a_new_one(zygote: Zygote, shape: str, victims: list[
             assert kind == "PeerLostError"
             assert found == (place, len(left), "job/shrink", total_left)
             assert again == (len(left) - 1 - place, total_left) and last == total_left
+
+
+def test_half_of_the_ranks_go_on_where_one_hears_of_the_end_of_the_others_later(zygote: Zygote, shape: str) -> None:
+    """Rank 2 suspects both that are to end; rank 3 hears that before it hears that they have ended."""
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        me.send("ready")
+        me.hear()
+        if me.rank < 2:
+            me.send("waits")
+            me.hear()  # until it is killed
+        rest = comm.shrink(failed=[0, 1] if me.rank == 2 else [])
+        return rest.size, total(rest, me)
+
+    with job(zygote, 4, body, shape) as ranks:
+        all_say(ranks, "ready")
+        for rank in ranks:
+            rank.tell("go on")
+        all_say(ranks[:2], "waits")
+        time.sleep(0.3)  # the others are in it by then; where they are not, nothing is to be heard later
+        for rank in ranks[:2]:
+            rank.signal(signal.SIGKILL)
+        assert results(ranks[2:]) == [(2, 5.0)] * 2
 
 
 def test_a_rank_that_is_lost_meanwhile_is_named_and_they_call_again(zygote: Zygote, shape: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+import isthmus
 from jobs import Me, Zygote, all_say, forever, job, results, total
-from patience import patient
+from patience import SOON, patient
 
 LIMIT = patient(1.5)  # a machine that is slow, not stopped, is not silent for so long
 WATCHED = {"HEARTBEAT_MS": "100", "SILENCE_MS": str(int(LIMIT * 1000))}
@@ -53,6 +54,46 @@ def test_a_rank_that_is_stopped_is_lost_without_a_deadline_and_the_others_go_on(
         for kind, text, size, whole, again in results(left):
             assert kind == "PeerLostError" and "rank 2" in text and "has said nothing for" in text, text
             assert (size, whole, again) == (3, 4.0, 4.0)
+
+
+def test_what_a_stopped_process_may_still_read_is_not_used_again_before_it_has_ended(zygote: Zygote) -> None:
+    """It goes on in the midst of a copy from the others' memory, before it hears that they have left it out."""
+
+    def kept(wanted: int) -> int:
+        until = time.monotonic() + SOON
+        while (found := int(isthmus.context_stats()["leaving"])) != wanted and time.monotonic() < until:
+            time.sleep(0.005)
+        return found
+
+    def body(me: Me) -> Any:
+        comm = me.init(settings=WATCHED, timeout=10_000)
+        me.send("ready")
+        lost = me.caught(lambda: forever(comm))
+        if me.rank == 2:
+            return lost["kind"], me.caught(comm.agree)["kind"]
+        rest = comm.shrink()
+        comm.destroy()
+        total(rest, me)
+        me.send("left it")
+        me.hear()
+        stopped = isthmus.context_stats()["leaving"]
+        me.send("looked")
+        me.hear()  # it has ended
+        return stopped, kept(0), total(rest, me)
+
+    with job(zygote, 3, body) as ranks:
+        all_say(ranks, "ready")
+        ranks[2].signal(signal.SIGSTOP)
+        all_say(ranks[:2], "left it")
+        time.sleep(0.5)  # several looks at what waits for its readers: the time that passes is the subject
+        for rank in ranks[:2]:
+            rank.tell("look")
+        all_say(ranks[:2], "looked")
+        ranks[2].signal(signal.SIGCONT)
+        assert ranks[2].result()[0] in ("PeerLostError", "AbortedError")
+        for rank in ranks[:2]:
+            rank.tell("it has ended")
+        assert results(ranks[:2]) == [(1, 0, 1.0)] * 2
 
 
 def test_a_job_that_is_stopped_as_a_whole_and_goes_on_loses_nobody(zygote: Zygote, shape: str) -> None:

@@ -164,6 +164,7 @@ void make_rank(Making &m, Ring &ring, Seat &seat) {
 // Where this rank finds the mailbox of rank `q`, and the link by which frames go to rank `q`.
 void reach_peer(const Making &m, size_t q, engine::PeerRank &p) {
   p.process = m.wiring.processes[q];
+  if (p.process) p.hold = p.process->hold;
   p.their_index = m.agreement.ranks[q].index;
   auto &arena = m.context().arena();
   std::byte *base = p.process ? p.process->arena.data() : arena.base();

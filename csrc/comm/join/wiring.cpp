@@ -58,6 +58,13 @@ std::vector<ccl::IslandMember> members_of(const Agreement &agreement) {
   return members;
 }
 
+// Before the look whether the process is lost: who lets go of a lost one looks whether somebody holds it.
+void hold(const bootstrap::Peer &process, Wiring &wiring) {
+  wiring.holds.push_back(process.hold);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (process.lost.load(std::memory_order_acquire)) fail(Code::PeerLost, "{}", process.lost_text());
+}
+
 // What a rank's ballot carries: the size of the rank's staging memory, and from the first rank of an island the library's id.
 Blob staging_and_id(uint64_t staging, const Blob &id) {
   Blob out(sizeof staging);
@@ -182,6 +189,9 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
     attempt([&] {
       process =
           connect(invitation, agreement, agreement.map, static_cast<int>(q), same_host ? Reach::MemoryToo : Reach::TcpAlone);
+    });
+    attempt([&] {
+      if (process) hold(*process, wiring);
     });
     if (same_host && process && !process->arena) mine.vote = Ballot::Vote::NoMemory;
   }

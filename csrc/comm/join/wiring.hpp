@@ -13,8 +13,9 @@
 namespace isthmus::comm::join {
 
 struct Wiring {
-  std::vector<bootstrap::Peer *> processes;  // by rank; null: this process
-  collective::DeviceExecutorSetup served;    // this rank's device or library, and its streams
+  std::vector<bootstrap::Peer *> processes;        // by rank; null: this process
+  std::vector<std::shared_ptr<const void>> holds;  // of the processes, so that nobody lets go of one
+  collective::DeviceExecutorSetup served;          // this rank's device or library, and its streams
   // Raised when another rank says that it has failed. A rank that waits inside a library may not hear of the failure otherwise.
   std::shared_ptr<const std::atomic<bool>> failed_elsewhere;
   // What the ballots of all ranks have said.
