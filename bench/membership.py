@@ -1,6 +1,7 @@
 """How long a change of ranks takes: grow, shrink, and the error before it; writes bench/results/membership.json.
 
     .venv/bin/python bench/membership.py            # three minutes or so
+    .venv/bin/python bench/membership.py --beside   # beside torchft, see membership_beside.py; writes membership_beside.json
 
 All ranks are processes of this machine, in shared memory or over TCP between two islands (loopback). One clock
 (CLOCK_MONOTONIC) serves all. A sum that is wrong ends the run.
@@ -39,9 +40,10 @@ import cloudpickle
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "faults"), str(ROOT / "tests")]
 
 import isthmus  # noqa: E402
+import membership_beside  # noqa: E402
 from jobs import DEADLINE, SHAPES, Me, Rank, Zygote, all_say, forever, job, results  # noqa: E402
 
 MEMBERS, WORLD = 3, 8
@@ -151,12 +153,28 @@ def main() -> int:
     parser.add_argument("--grows", type=int, default=100, help="of each shape")
     parser.add_argument("--kills", type=int, default=30, help="of each shape")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "membership.json")
+    parser.add_argument("--beside", action="store_true", help="beside torchft's Manager over Gloo, and nothing else")
+    parser.add_argument("--rounds", type=int, default=12, help="of --beside; the contenders alternate")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    document: dict[str, Any]
+    results_folder = ROOT / "bench" / "results"
+    if args.beside:
+        document = {
+            "command": f"python bench/membership.py --beside --rounds {args.rounds} --seed {args.seed}",
+            "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
+            "machine": {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()},
+            **membership_beside.measure(args.rounds, args.seed),
+        }
+        for name, row in document["figures"].items():
+            print(f"{name:28}{row['times']:>5}" + "".join(f"{row[key]:>10}" for key in ("median_ms", "least_ms", "most_ms")))
+        (args.out or results_folder / "membership_beside.json").write_text(json.dumps(document, indent=1) + "\n")
+        return 0
+    args.out = args.out or results_folder / "membership.json"
     if min(args.grows, args.kills) < 1:
         parser.error("--grows and --kills must be at least 1")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    document: dict[str, Any] = {
+    document = {
         "command": f"python bench/membership.py --grows {args.grows} --kills {args.kills} --seed {args.seed}",
         "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
         "machine": {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()},
