@@ -13,7 +13,7 @@ Collectives::Collectives(RankCore &core, CollectivesSetup s, DeviceHealth &healt
       memory_(core, s.fixed_ring, s.fixed_ring_bytes,
               [this](uint64_t sequence) { return std::as_const(descriptions_).ended_by_all(sequence); }),
       device_(core, std::move(s.executor), std::move(s.library_ranks), health),
-      one_hop_(core, descriptions_, streaming_),
+      one_hop_(core, descriptions_, device_, streaming_),
       host_(core, descriptions_, memory_, device_, streaming_, s.credit_window) {}
 
 // ---- submission ----------------------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ void Collectives::begin_if_first(Operation *op) noexcept {
   if (!core_.exec.try_take()) return;
   if (queue_.first() == op && !core_.failed()) {
     entered_.store(op->sequence, std::memory_order_release);
-    host_.begin(*op);
+    by_cells(*op) ? one_hop_.begin(*op) : host_.begin(*op);
   }
   core_.exec.give();
 }
@@ -84,7 +84,7 @@ void Collectives::begin_if_first(Operation *op) noexcept {
 
 Outcome Collectives::run(Operation &op) noexcept {
   if (op.run.phase == Phase::Fresh) entered_.store(op.sequence, std::memory_order_release);
-  return op.plan ? host_.run(op) : one_hop_.run(op);
+  return by_cells(op) ? one_hop_.run(op) : host_.run(op);
 }
 
 Outcome Collectives::advance() noexcept {
@@ -107,7 +107,7 @@ Outcome Collectives::advance() noexcept {
 
 void Collectives::end_first(Operation *op) noexcept {
   queue_.take_first();
-  descriptions_.ended(*op, !op->plan && one_hop_.heard_all(*op));
+  descriptions_.ended(*op, by_cells(*op) && one_hop_.heard_all(*op));
   done_.store(op->sequence, std::memory_order_release);
   core_.mail->done.value.store(op->sequence, std::memory_order_release);
   waiting_on_.store(-1, std::memory_order_relaxed);

@@ -29,9 +29,10 @@ void scale(std::byte *to, const std::byte *from, uint64_t bytes, const Call &c) 
   else reduce::scale(to, from, count, c.dtype, c.scale);
 }
 
-OneHop::OneHop(RankCore &core, Descriptions &descriptions, StreamingCopy &streaming)
+OneHop::OneHop(RankCore &core, Descriptions &descriptions, DeviceSide &device, StreamingCopy &streaming)
     : core_(core),
       descriptions_(descriptions),
+      device_(device),
       streaming_(streaming),
       sources_(static_cast<size_t>(std::max(core.id.world, 2))) {
   for (const auto &g : core.id.topology.islands) {
@@ -46,9 +47,16 @@ const std::byte *OneHop::payload(const Operation &op, int q) const noexcept {
   return (q == core_.id.rank ? core_.mail : core_.peers[q].mail)->cell(op.sequence, core_.cell_bytes).payload;
 }
 
+OneHop::Places OneHop::places(const Operation &op) const noexcept {
+  if (!op.plan) return {op.call.input, op.call.output};
+  std::byte *const scratch = core_.context->arena().base() + op.run.scratch;
+  return {scratch, scratch + op.plan->output_at.value_or(0)};
+}
+
 void OneHop::post(const Operation &op) noexcept {
   Cell &cell = core_.mail->cell(op.sequence, core_.cell_bytes);
   const Call &c = op.call;
+  const std::byte *const input = places(op).input;
   std::byte *to = cell.payload;
   uint64_t bytes = 0;
   const CollectiveTraits &kind = traits(c.collective);
@@ -59,14 +67,14 @@ void OneHop::post(const Operation &op) noexcept {
     case Blocks::OnePerRank:  // packed
       for (uint32_t b = 0; b < op.blocks.input; ++b) {
         const auto o = op.operands();
-        streaming_.copy(to, c.input + o.input_displ[b], o.input_bytes[b]);
+        streaming_.copy(to, input + o.input_displ[b], o.input_bytes[b]);
         to += o.input_bytes[b];
       }
       if (scaled) scale(cell.payload, cell.payload, static_cast<uint64_t>(to - cell.payload), c);
   }
   if (bytes) {
-    if (scaled) scale(to, c.input, bytes, c);
-    else streaming_.copy(to, c.input, bytes);
+    if (scaled) scale(to, input, bytes, c);
+    else streaming_.copy(to, input, bytes);
   }
   cell.digest.store(op.digest, std::memory_order_relaxed);
   cell.sequence.store(op.sequence, std::memory_order_release);
@@ -90,33 +98,48 @@ void OneHop::consume(const Operation &op) noexcept {
   const int rank = core_.id.rank, world = core_.id.world;
   const auto o = op.operands();
   const CollectiveTraits &kind = traits(c.collective);
-  if (!writes_output(c.collective, rank, c.root)) return;
+  const auto [input, output] = places(op);
+  if (!writes_output(c.collective, rank, c.root) || (op.plan && !op.plan->output_at)) return;
   const auto before_mine = [&] {  // where this rank's block begins in a cell; every rank knows all counts
     uint64_t offset = 0;
     for (int b = 0; b < rank; ++b) offset += o.input_bytes[b];
     return offset;
   };
   if (kind.reduces) {
-    if (kind.input == Blocks::One) reduce(op, 0, c.bytes, c.output, c.input);
-    else reduce(op, before_mine(), o.input_bytes[rank], c.output, c.input + o.input_displ[rank]);
+    if (kind.input == Blocks::One) reduce(op, 0, c.bytes, output, input);
+    else reduce(op, before_mine(), o.input_bytes[rank], output, input + o.input_displ[rank]);
   } else if (is_exchange(c.collective)) {
     const uint64_t offset = static_cast<uint64_t>(rank) * c.bytes;
-    for (int q = 0; q < world; ++q) move(c.output + o.output_displ[q], payload(op, q) + offset, c.bytes);
+    for (int q = 0; q < world; ++q) move(output + o.output_displ[q], payload(op, q) + offset, c.bytes);
   } else if (kind.input == Blocks::OnePerRank) {
-    if (rank == c.root) move(c.output, c.input + o.input_displ[rank], o.input_bytes[rank]);
-    else move(c.output, payload(op, c.root) + before_mine(), o.input_bytes[rank]);
+    if (rank == c.root) move(output, input + o.input_displ[rank], o.input_bytes[rank]);
+    else move(output, payload(op, c.root) + before_mine(), o.input_bytes[rank]);
   } else if (kind.output == Blocks::OnePerRank) {
-    for (int q = 0; q < world; ++q)
-      move(c.output + o.output_displ[q], q == rank ? c.input : payload(op, q), o.output_bytes[q]);
+    for (int q = 0; q < world; ++q) move(output + o.output_displ[q], q == rank ? input : payload(op, q), o.output_bytes[q]);
   } else {
-    move(c.output, rank == c.root ? c.input : payload(op, c.root), c.bytes);
+    move(output, rank == c.root ? input : payload(op, c.root), c.bytes);
   }
 }
 
 bool OneHop::begin(Operation &op) noexcept {
-  const Pattern p = pattern(op, core_.id.rank);
-  if (p.posts && op.sequence > 2 && !descriptions_.ended_by_all(op.sequence - 2, op)) return false;
+  if (op.run.phase != Phase::Fresh) return true;
+  if (op.plan && op.run.scratch == 0) return op.run.blocked_on = -1, false;  // a failure came before the device was given it
+  if (pattern(op, core_.id.rank).posts && op.sequence > 2 && !descriptions_.ended_by_all(op.sequence - 2, op)) return false;
   descriptions_.publish(op, 0);
+  if (op.plan) device_.executor()->doors().go(op.sequence);
+  op.run.phase = Phase::Running;
+  return true;
+}
+
+bool OneHop::say(Operation &op) noexcept {
+  const int rank = core_.id.rank;
+  const Pattern p = pattern(op, rank);
+  if (op.plan && reads_input(op.call.collective, rank, op.call.root) &&
+      device_.executor()->signals().posted(plan::kStaged) < value_within(op.sequence, 1)) {
+    op.run.blocked_on = -1;
+    device_.sound(op);
+    return false;
+  }
   if (p.posts) {
     post(op);
     core_.ring_peers();
@@ -128,10 +151,19 @@ bool OneHop::begin(Operation &op) noexcept {
   return true;
 }
 
+bool OneHop::land(Operation &op) noexcept {
+  if (!op.plan) return true;
+  op.run.blocked_on = -1;
+  const bool ended = device_.executor()->signals().ended(op.sequence);
+  return device_.sound(op) && ended && !op.run.broken.load(std::memory_order_acquire);
+}
+
 Outcome OneHop::run(Operation &op) noexcept {
   const Pattern p = pattern(op, core_.id.rank);
   const auto world = static_cast<uint32_t>(core_.id.world);
-  if (op.run.phase == Phase::Fresh && !begin(op)) return Outcome::Blocked;
+  if (!begin(op)) return Outcome::Blocked;
+  if (op.run.phase == Phase::Running && !say(op)) return Outcome::Blocked;
+  if (op.run.phase == Phase::Draining) return land(op) ? Outcome::Ended : Outcome::Blocked;
   const uint32_t end = p.reads_all ? world : op.run.next_rank + (p.reads_root ? 1u : 0u);
   for (uint32_t q = op.run.next_rank; q < end && q < world; ++q) {
     if (static_cast<int>(q) == core_.id.rank) continue;
@@ -147,7 +179,9 @@ Outcome OneHop::run(Operation &op) noexcept {
   }
   consume(op);
   if (p.reads_all) descriptions_.heard_from_all(op.sequence);
-  return Outcome::Ended;
+  if (op.plan && op.plan->output_at) device_.executor()->doors().ready(value_within(op.sequence, 1));
+  op.run.phase = Phase::Draining;
+  return land(op) ? Outcome::Ended : Outcome::Blocked;
 }
 
 }  // namespace isthmus::collective

@@ -13,7 +13,7 @@ size_t PlanCache::PlanKeyHash::operator()(const PlanKey &k) const noexcept {
   h ^= static_cast<uint64_t>(s.collective) << 32 ^ static_cast<uint64_t>(s.dtype) << 24 ^ static_cast<uint64_t>(s.op) << 16 ^
        static_cast<uint64_t>(s.in_place) << 8 ^ static_cast<uint64_t>(s.device) << 9 ^
        static_cast<uint64_t>(static_cast<uint32_t>(s.root)) << 40;
-  h ^= k.small_bytes << 12;
+  h ^= k.small_bytes << 12 ^ static_cast<uint64_t>(k.by_cells) << 10;
   h ^= h >> 29;
   return static_cast<size_t>(h * 0xbf58476d1ce4e5b9ull);
 }
@@ -27,6 +27,20 @@ bool PlanCache::planned_flat(const plan::Request &r) const {
   int8_t flat = flat_[key].load(std::memory_order_relaxed);
   if (flat < 0) flat_[key].store(flat = plan::planned_on(topology_, r).flat, std::memory_order_relaxed);
   return flat != 0;
+}
+
+// The same on all ranks, whatever memory each of them has given: a device's rank takes part by copies that are its own affair.
+bool PlanCache::goes_by_cells(const Shape &shape, const plan::Request &r) const {
+  const Collective c = shape.collective;
+  const auto world = static_cast<uint64_t>(own_.world);
+  const bool each = traits(c).input == Blocks::OnePerRank;
+  if (!own_.topology.flat || world < 2 || is_varying(c) || shape.bytes > terms_.eager_bytes ||
+      (each && shape.bytes * world > terms_.eager_bytes))
+    return false;
+  if (!terms_.libraries) return true;
+  // A library moves the blocks of devices that stay in its island (plan::inside_of).
+  if (terms_.devices && (is_exchange(c) || gathers_to_root(c) || scatters_from_root(c))) return false;
+  return planned_flat(r);
 }
 
 PlanChoice PlanCache::choose(const Shape &shape) const {
@@ -48,19 +62,18 @@ PlanChoice PlanCache::choose(const Shape &shape) const {
   if (terms_.fixed_rings || (terms_.devices && !flat)) p.max_slots = plan::kDeviceSlots;
   if (shape.device) p.reach = terms_.reach;
   p.stream_bytes = terms_.stream_bytes;
-  const auto world = static_cast<uint64_t>(own_.world);
-  const bool fits = shape.bytes <= terms_.eager_bytes &&
-                    (traits(c).input != Blocks::OnePerRank || shape.bytes * world <= terms_.eager_bytes);
-  const bool one_hop =
-      flat && !terms_.devices && (!terms_.libraries || planned_flat(p)) && world > 1 && !is_varying(c) && fits;
-  return {p, one_hop ? Path::OneHop : Path::Plan};
+  return {p, goes_by_cells(shape, p) ? Path::OneHop : Path::Plan};
 }
 
-std::shared_ptr<const plan::Plan> PlanCache::plan_for(const plan::Request &r) {
-  const PlanKey key{{r.collective, r.dtype, r.op, r.root, r.bytes, r.in_place, r.device}, r.small_bytes};
+std::shared_ptr<const plan::Plan> PlanCache::plan_for(const plan::Request &r) { return kept(r, false); }
+
+std::shared_ptr<const plan::Plan> PlanCache::by_cells(const plan::Request &r) { return kept(r, true); }
+
+std::shared_ptr<const plan::Plan> PlanCache::kept(const plan::Request &r, bool by_cells) {
+  const PlanKey key{{r.collective, r.dtype, r.op, r.root, r.bytes, r.in_place, r.device}, r.small_bytes, by_cells};
   const Lock lock(mutex_);
   if (const auto it = plans_.find(key); it != plans_.end()) return it->second;
-  auto plan = plan::plan_collective(topology_, own_.rank, r);
+  auto plan = by_cells ? plan::plan_by_cells(topology_, own_.rank, r) : plan::plan_collective(topology_, own_.rank, r);
   if (plans_.size() >= 512) plans_.clear();  // shapes that never come back must not pile up
   plans_.emplace(key, plan);
   return plan;

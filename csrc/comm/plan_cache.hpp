@@ -40,9 +40,13 @@ class PlanCache {
   PlanChoice choose(const Shape &shape) const;
   // The kept plan of the request, or a new one.
   std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);
+  // The same, for the device's part of a call that cells serve (plan::plan_by_cells).
+  std::shared_ptr<const plan::Plan> by_cells(const plan::Request &request);
 
  private:
   bool planned_flat(const plan::Request &r) const;
+  std::shared_ptr<const plan::Plan> kept(const plan::Request &r, bool by_cells);
+  bool goes_by_cells(const Shape &shape, const plan::Request &r) const;
 
   const topology::Topology &topology_;
   const Terms &terms_;
@@ -53,6 +57,7 @@ class PlanCache {
   struct PlanKey {
     Shape shape;
     uint64_t small_bytes;
+    bool by_cells = false;
     bool operator==(const PlanKey &) const = default;
   };
   struct PlanKeyHash {

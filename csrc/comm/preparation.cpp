@@ -161,7 +161,7 @@ void Preparation::prepare_collective() {
                                      request_.device_memory, call_);
   Shape shape{c, call_.dtype, call_.op, call_.root, call_.bytes, in_place_, call_.device};
   PlanChoice choice = comm_.plans().choose(shape);
-  short_path_ = choice.path == Path::OneHop && is_single_block(c);
+  short_path_ = choice.path == Path::OneHop && is_single_block(c) && !call_.device;
   if (!short_path_) fill_blocks(request_, me_, world_, op_);
   check_overlap();
   check_buffers();
@@ -174,7 +174,7 @@ void Preparation::prepare_collective() {
   if (request_.leader_bytes >= 0)
     choice.request.small_bytes =
         std::min(static_cast<uint64_t>(request_.leader_bytes), plan::most_leader_bytes(comm_.terms().chunk_bytes));
-  if (choice.path == Path::OneHop) op_.digest = one_hop_digest();
+  if (choice.path == Path::OneHop) take_cells(choice.request);
   else take_plan(choice.request);
   if (reads_ || writes_) stand_by_call();
 }
@@ -229,6 +229,14 @@ void Preparation::take_plan(plan::Request &request) {
     for (const uint64_t b : o.output_bytes) op_.digest = mix(op_.digest, b);
   if (what.varying && what.output != Blocks::OnePerRank)
     for (const uint64_t b : o.input_bytes) op_.digest = mix(op_.digest, b);
+}
+
+// Processors work on pinned memory where it lies, unless the other buffer is the device's.
+void Preparation::take_cells(const plan::Request &request) {
+  op_.digest = one_hop_digest();
+  if (call_.device) op_.plan = comm_.plans().by_cells(request);
+  if (!op_.plan) call_.input_there = call_.output_there = nullptr;
+  else if (call_.input_there || call_.output_there) memory_.take_pinned(name_, reads_, writes_, op_);
 }
 
 uint64_t Preparation::one_hop_digest() const {

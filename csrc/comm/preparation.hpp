@@ -36,6 +36,7 @@ class Preparation {
   void check_claims() const;
   void drop_unused();
   void take_plan(plan::Request &request);
+  void take_cells(const plan::Request &request);
   uint64_t one_hop_digest() const;
   void stand_by_call();
 

@@ -25,7 +25,7 @@ std::string path_text(const Identity &id, const Operation &op) {
                              : id.topology.bridge == topology::Bridge::Ucx ? "ucx"
                                                                            : "tcp";
   if (op.plan->device.empty()) return bridge;
-  return op.plan->host.empty() ? id.family : id.family + " and " + bridge;
+  return op.plan->host.empty() && !op.plan->by_cells ? id.family : id.family + " and " + bridge;
 }
 
 }  // namespace

@@ -168,8 +168,8 @@ std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool 
   if (one_hop)
     out["text"] = formatted(
         "small message: one hop. Every rank writes its contribution into its cell in shared memory and combines all cells "
-        "itself; the result is that of this plan:\n{}",
-        out.value("text", ""));
+        "itself{}; the result is that of this plan:\n{}",
+        plan.request.device ? " (memory of the device goes through pinned memory)" : "", out.value("text", ""));
   std::string text = out.value("text", "");
   plan::Prediction prediction = plan::predict(plan, comm.topology());
   if (one_hop && prediction.unknown.empty())

@@ -50,6 +50,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -203,6 +204,10 @@ struct Plan {
   // that shares memory, as each rank has published its sizes. Frames carry their size, so links need no such look. Blocks that a library is to
   // move are the exception (sizes_by_links): ranks of its island that share no memory send each other the sizes first.
   bool pairwise_sizes = false, sizes_by_links = false;
+  // The host's part is one hop by cells (plan_by_cells): there is no host list. The input's copy lies at the begin of scratch. `output_at`: where the
+  // output is to lie for the device, behind kReady; none: the device copies nothing out.
+  bool by_cells = false;
+  std::optional<uint64_t> output_at;
   uint64_t link_bytes = 0;  // stated volume: bytes this rank sends over links for the whole operation (equal counts)
   std::vector<Step> steps;
   std::vector<Span> sources;
@@ -248,6 +253,10 @@ uint64_t most_leader_bytes(uint64_t chunk_bytes) noexcept;
 
 // Throws Error(Unsupported) for (dtype, op) without meaning, Error(Argument) for a root outside the world. Pure.
 std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int rank, const Request &request);
+
+// The device's part of an operation that goes by cells, on a rank whose memory only its device can touch: no host list, and a digest of 0, as
+// nothing of it concerns another rank. Null: the rank neither gives nor gets a byte. Pure. (cells.cpp)
+std::shared_ptr<const Plan> plan_by_cells(const topology::Topology &t, int rank, const Request &request);
 
 // The bridge (docs/explain/plans.md): the share of a message that each island owns for the given rates of their bridges (sums to 1),
 // and the least time of an all_reduce in units of message bytes / rate: T* = max(1 / min B, 2 (k-1) / sum B).

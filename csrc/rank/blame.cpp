@@ -138,7 +138,8 @@ std::string Blame::library_call_text(const Operation &op) const {
 
 std::string Blame::library_text(const Operation &op, Code &code) noexcept {
   const std::vector<int> &island = collectives_.device().ranks();
-  if (island.empty())  // no thread asks the driver here: the driver's call could wait for the very work that does not end
+  if (island.empty() ||
+      op.plan->by_cells)  // no thread asks the driver here: the driver's call could wait for the very work that does not end
     return formatted("copies of {}:{} have not ended: the device is slow or has failed, or other work holds up its queue",
                      core_.id.family, core_.device.number);
   const std::string in = library_call_text(op);

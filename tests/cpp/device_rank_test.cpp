@@ -427,6 +427,35 @@ TEST(DeviceRank, SoAreItsExchangesAndWhatGoesToOneRankOrComesFromIt) {
   });
 }
 
+// A small operation among ranks that share memory goes by their cells, whatever memory each of them gives.
+TEST(DeviceRank, ASmallOperationIsOneHopAndCostsADeviceOneCopyEachWay) {
+  for (const auto &[fleet, devices] : {std::pair{"0a -b", 1ul}, {"-a 0a -b", 1ul}, {"0a 1b -c", 2ul}})
+    fly(fleet, [devices = devices](Rank &r) {
+      char *json = nullptr;
+      const isthmus_result e = isthmus_comm_explain(r.comm, "all_reduce", 3, ISTHMUS_FLOAT32, ISTHMUS_SUM, 0, &json);
+      const std::string plan = text_of(e, json);
+      EXPECT_NE(plan.find("\"path\": \"one hop\""), std::string::npos) << plan;
+      for (const Where where : {Host, Device}) {
+        Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 3, Apart, where);
+        OK(isthmus_barrier(r.comm, nullptr, nullptr));
+        const unsigned long before = calls("cuMemcpyAsync");
+        OK(isthmus_barrier(r.comm, nullptr, nullptr));
+        c.run();
+        OK(isthmus_barrier(r.comm, nullptr, nullptr));
+        EXPECT_EQ(calls("cuMemcpyAsync") - before, where == Host ? 0 : 2 * devices);
+      }
+    });
+}
+
+TEST(DeviceRank, ASmallCallThatNotAllMakeIsAMismatchWhateverMemoryIsGiven) {
+  for (const char *fleet : {"0a -b", "0a 1b"})
+    for (const Where where : {Device, Host})
+      fly(fleet, [where](Rank &r) {
+        Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, r.rank == 0 ? 2 : 3, Apart, r.rank == 0 ? where : Device);
+        refused(r, ISTHMUS_ERR_MISMATCH, "is not the same on all ranks", c.call());
+      });
+}
+
 TEST(DeviceRank, ADeviceThatIsNotThereIsAnErrorOfInit) {
   isthmus_options o{};
   o.size = sizeof o;
@@ -687,9 +716,9 @@ TEST(DeviceRank, DestroyLeavesNothing) {
 TEST(DeviceRank, AbortEndsAnOperationOnAllRanks) {
   for (const char *fleet : {"0a 1b", "0a 1a", "0a -b", "0a 1a -b", "0a 1a 2b 3b"}) {
     const auto last = static_cast<int>(words_of(fleet).size()) - 1;
-    for (const int breaker : {0, last})
-      fly(fleet, [&, under_way = std::make_shared<std::barrier<>>(last + 1)](Rank &r) {
-        Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, kLarge);
+    for (const auto &[breaker, count] : {std::pair{0, kLarge}, {last, kLarge}, {0, size_t{2}}, {last, size_t{2}}})
+      fly(fleet, [&, breaker = breaker, count = count, under_way = std::make_shared<std::barrier<>>(last + 1)](Rank &r) {
+        Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, count);
         Work work;
         const isthmus_result begun = r.rank == last ? ISTHMUS_OK : c.call(nullptr, &work.work);
         std::this_thread::sleep_for(50ms);
@@ -722,8 +751,9 @@ TEST(DeviceRank, AThreadThatFreesMemoryHoldsNothingUpForGood) {
 
 // The user's stream gets through to what stands behind the operation.
 TEST(DeviceRank, AbortReleasesTheUsersStream) {
-  for (const char *fleet : {"0a 1b", "0a 1a", "0a 1a -b"})
-    fly(fleet, [submitted = std::make_shared<std::atomic<bool>>(false)](Rank &r) {
+  for (const auto &[fleet, count] :
+       {std::pair{"0a 1b", size_t{100'000}}, {"0a 1b", 2}, {"0a 1a", 100'000}, {"0a 1a -b", 100'000}})
+    fly(fleet, [count = count, submitted = std::make_shared<std::atomic<bool>>(false)](Rank &r) {
       if (r.rank != 0) {
         MUST(eventually([&] { return submitted->load(); }));
         std::this_thread::sleep_for(100ms);  // for the device to come to it
@@ -731,7 +761,7 @@ TEST(DeviceRank, AbortReleasesTheUsersStream) {
         return;
       }
       UserStream user;
-      Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 100'000);
+      Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, count);
       const isthmus_call how = on(user.stream);
       Work work;
       OK(c.call(&how, &work.work));
@@ -744,42 +774,45 @@ TEST(DeviceRank, AbortReleasesTheUsersStream) {
 // The device stands at what the user's stream waits for, so nothing of ours can leave it: the error comes all the same, and the stream
 // gets through once the user lets it.
 TEST(DeviceRank, AbortDoesNotWaitForTheUsersStream) {
-  std::atomic<int> submitted{0};
-  fly_at_once({"0a 1b", "2a 3a"}, [&](Rank &r) {
-    Collective(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 100'000).run();
-    UserStream user;
-    Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 100'000);
-    const isthmus_call how = on(user.stream);
-    Work work;
-    if (r.rank == 0) user.stand();
-    OK(c.call(&how, &work.work));
-    ++submitted;
-    MUST(eventually([&] { return submitted == 4; }));
-    std::this_thread::sleep_for(100ms);  // for the devices to come to it
-    if (r.rank == 0) isthmus_comm_abort(r.comm, "enough");
-    MUST(work.wait() == ISTHMUS_ERR_ABORTED);
-    user.open();
-    MUST(eventually([&] { return cu("StreamQuery", user.stream) == 0; }));
-  });
+  for (const size_t count : {size_t{2}, size_t{100'000}}) {
+    std::atomic<int> submitted{0};
+    fly_at_once({"0a 1b", "2a 3a"}, [&](Rank &r) {
+      Collective(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, count).run();
+      UserStream user;
+      Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, count);
+      const isthmus_call how = on(user.stream);
+      Work work;
+      if (r.rank == 0) user.stand();
+      OK(c.call(&how, &work.work));
+      ++submitted;
+      MUST(eventually([&] { return submitted == 4; }));
+      std::this_thread::sleep_for(100ms);  // for the devices to come to it
+      if (r.rank == 0) isthmus_comm_abort(r.comm, "enough");
+      MUST(work.wait() == ISTHMUS_ERR_ABORTED);
+      user.open();
+      MUST(eventually([&] { return cu("StreamQuery", user.stream) == 0; }));
+    });
+  }
 }
 
 TEST(DeviceRank, ARankThatDoesNotCallIsNamedAtTheDeadline) {
-  for (const std::vector<std::string> &fleets : {std::vector<std::string>{"0a 1b", "2a 3a"}, {"0a 1a -b", "-a 2b"}})
-    fly_at_once(fleets, [](Rank &r) {
-      Collective(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 1000).run();
-      OK(isthmus_barrier(r.comm, nullptr, nullptr));
-      OK(isthmus_comm_set_timeout(r.comm, 0.5));
-      const int absent = r.size - 1;
-      if (r.rank == absent) {
-        MUST(eventually([&] { return isthmus_comm_error(r.comm) != ISTHMUS_OK; }));
-        return;
-      }
-      Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 100'000);
-      const isthmus_result result = c.call();
-      const std::string text = isthmus_last_error();
-      EXPECT_EQ(result, ISTHMUS_ERR_TIMEOUT) << text;
-      EXPECT_NE(text.find("rank " + std::to_string(absent)), std::string::npos) << text;
-    });
+  for (const size_t count : {size_t{2}, size_t{100'000}})
+    for (const std::vector<std::string> &fleets : {std::vector<std::string>{"0a 1b", "2a 3a"}, {"0a 1a -b", "-a 2b"}})
+      fly_at_once(fleets, [count](Rank &r) {
+        Collective(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 1000).run();
+        OK(isthmus_barrier(r.comm, nullptr, nullptr));
+        OK(isthmus_comm_set_timeout(r.comm, 0.5));
+        const int absent = r.size - 1;
+        if (r.rank == absent) {
+          MUST(eventually([&] { return isthmus_comm_error(r.comm) != ISTHMUS_OK; }));
+          return;
+        }
+        Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, count);
+        const isthmus_result result = c.call();
+        const std::string text = isthmus_last_error();
+        EXPECT_EQ(result, ISTHMUS_ERR_TIMEOUT) << text;
+        EXPECT_NE(text.find("rank " + std::to_string(absent)), std::string::npos) << text;
+      });
 }
 
 // After aborts and deadlines there is nothing left behind either.

@@ -409,6 +409,42 @@ TEST(Plan, APredictionOfABridgedAllReduceIsAtLeastTheBridgesBound) {
   }
 }
 
+// The device's part of an operation that goes by cells: the input out, the output in, and between them the host's word. The others' plans know
+// nothing of it.
+TEST(Plan, ADevicesPartOfAnOperationByCellsIsOneCopyEachWay) {
+  const auto t = world_of("anb");
+  for (int c = 0; c < kCollectiveCount; ++c) {
+    const auto collective = static_cast<Collective>(c);
+    if (is_message(collective) || is_varying(collective) || collective == Collective::Barrier) continue;
+    for (int root = 0; root < t.size(); ++root) {
+      Request r = request_of(collective, 24);
+      r.root = root;
+      r.device = true;
+      const int rank = 1;
+      const bool reads = reads_input(collective, rank, root), writes = writes_output(collective, rank, root);
+      const auto p = plan_by_cells(t, rank, r);
+      ASSERT_TRUE(p) << collective_name(collective);
+      EXPECT_TRUE(p->by_cells && p->host.empty() && !p->uses_links && p->slot_bytes == 0) << collective_name(collective);
+      const bool inside = collective == Collective::Broadcast && root == rank;  // what it gives it gets without the host
+      EXPECT_EQ(p->output_at.has_value(), writes && !inside) << collective_name(collective);
+      std::vector<StepKind> kinds;
+      for (const Step &s : p->steps) kinds.push_back(s.kind);
+      std::vector<StepKind> expected;
+      if (reads) expected = {StepKind::Move, StepKind::Post};
+      if (inside) expected.push_back(StepKind::Move);
+      else if (writes) expected.insert(expected.end(), {StepKind::Wait, StepKind::Move});
+      EXPECT_EQ(kinds, expected) << collective_name(collective) << " from " << root;
+      const auto bytes = [&](Blocks blocks, bool used) { return used ? block_count(blocks, t.size()) * r.bytes : 0; };
+      EXPECT_GE(p->scratch_stride, bytes(traits(collective).input, reads));
+      if (p->output_at) {
+        EXPECT_GE(*p->output_at, bytes(traits(collective).input, reads)) << "the two do not overlap";
+        EXPECT_GE(p->scratch_stride, *p->output_at + bytes(traits(collective).output, writes));
+      }
+    }
+  }
+  EXPECT_FALSE(plan_by_cells(t, 1, request_of(Collective::AllReduce, 0))) << "nothing to move";
+}
+
 TEST(Plan, APredictionOverUnequalBridgesIsTheirBoundAndTheWayOfOneChunk) {
   struct Fleet {
     const char *islands;  // those from 'n' on work on devices

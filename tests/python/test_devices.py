@@ -504,7 +504,7 @@ def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[
         wrong: list[str] = []
         frames = 20_000  # bytes of all that say where data lies, which is megabytes
         slots = closed()  # for messages, closed all the time
-        where.all_gather(np.zeros((1,), np.float32))
+        where.all_gather(np.zeros(3001, np.float32))
         both = closed()
         if (slots == 0) != on_host() or (both <= slots) != on_host():
             wrong.append(f"{slots} bytes closed, and {both} in an operation")
@@ -516,7 +516,7 @@ def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[
             if not well:
                 wrong.append(what)
 
-        for count in (7, 1_000_003):  # one chunk; many, and slots are used again
+        for count in (3001, 1_000_003):  # one chunk, and no one hop; many, and slots are used again
             x = np.arange(count, dtype=np.float32) + me
             everybody = np.stack([np.arange(count, dtype=np.float32) + r for r in range(world)])
             before = sent()
@@ -542,12 +542,12 @@ def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[
             where.all_reduce(y)
             if not (y == everybody.sum(axis=0, dtype=np.float32)).all():
                 wrong.append(f"all_reduce of {count}")
-            if count > 7 and closed() != slots:  # a part of it is each processor's
+            if count > 3001 and closed() != slots:  # a part of it is each processor's
                 wrong.append(f"all_reduce: {closed()} bytes closed, and receive slots have {slots}")
         if "cpu" in fleet:
             return wrong
 
-        where.all_gather(np.zeros((1,), np.float32))  # closes the slots, which the sum has opened
+        where.all_gather(np.zeros(3001, np.float32))  # closes the slots, which the sum has opened
         before = sent()
         for count in (1, 700, 5000, 100_000, 1_000_003, 3_000_001):  # in one slot, and in more parts than there are slots
             for stream in (None, vendor().stream()):
