@@ -131,6 +131,85 @@ std::vector<double> bridge_shares(std::span<const double> rates) {
   return w;
 }
 
+// With n = 1 for all blocks and s_i for those of island i. No bridge carries less than max(s_i, 1 - s_i) one way, nor all together less than k - 1.
+namespace {
+
+struct Shares {
+  std::vector<double> of;        // s_i
+  double least = 0, direct = 0;  // seconds: of any way, and where every block goes straight
+  Shares(std::span<const double> ranks, std::span<const double> rates) {
+    double world = 0, sum = 0;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      world += ranks[i];
+      sum += rates[i];
+    }
+    const auto others = static_cast<double>(ranks.size() - 1);
+    least = others / sum;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      const double s = ranks[i] / world;
+      of.push_back(s);
+      least = std::max(least, std::max(s, 1 - s) / rates[i]);
+      direct = std::max(direct, std::max(others * s, 1 - s) / rates[i]);
+    }
+  }
+};
+constexpr double kNearDirect = 1.01;  // the direct way is better where it is so near: it has a hop less
+
+// What the islands do themselves in `time`, as much as they can: x_i s_i costs a bridge k - 1 of each byte one way, and what others do for it 1. An
+// island that does not do all for itself has no room for others.
+Passing within(double time, const Shares &shares, std::span<const double> rates, double &room) {
+  const auto others = static_cast<double>(rates.size() - 1);
+  Passing out;
+  room = 0;
+  for (size_t i = 0; i < rates.size(); ++i) {
+    const double s = shares.of[i], carries = rates[i] * time, x = std::clamp((carries / s - 1) / (others - 1), 0.0, 1.0);
+    out.direct.push_back(x);
+    out.relays.push_back(x < 1 ? 0 : std::max(carries - s * others, 0.0));
+    room += out.relays.back();
+  }
+  if (room > 0)
+    for (double &r : out.relays) r /= room;
+  return out;
+}
+Passing all_direct(size_t islands) { return {std::vector<double>(islands, 1.0), {}}; }
+
+}  // namespace
+
+// What an island passes on costs its bridge k - 2 of each byte. All bytes that leave bridges are k - 1, for which there is room in the least time.
+Passing gather_passing(std::span<const double> ranks, std::span<const double> rates) {
+  if (rates.size() < 3) return all_direct(rates.size());
+  const Shares shares(ranks, rates);
+  double room = 0;
+  Passing out = within(shares.least, shares, rates, room);
+  return shares.direct <= kNearDirect * shares.least || room <= 0 ? all_direct(rates.size()) : out;
+}
+
+// Who makes a sum for another island gets k - 1 contributions of each byte, one from that island too: so an island sends 1 - x_i s_i. The least time
+// in which there is room for that is between the least of any way and that of the direct one.
+Passing scatter_passing(std::span<const double> ranks, std::span<const double> rates) {
+  const size_t k = rates.size();
+  if (k < 3) return all_direct(k);
+  const Shares shares(ranks, rates);
+  const auto fits = [&](double time) {
+    double room = 0, needed = 0;
+    const Passing p = within(time, shares, rates, room);
+    for (size_t i = 0; i < k; ++i) {
+      const double carries = rates[i] * time, s = shares.of[i];
+      if (carries < s || carries < 1 - p.direct[i] * s) return false;
+      needed += (1 - p.direct[i]) * s * static_cast<double>(k - 1);
+    }
+    return needed <= room;
+  };
+  double low = shares.least, high = shares.direct;
+  for (int halvings = 0; halvings < 40; ++halvings) {
+    const double middle = (low + high) / 2;
+    (fits(middle) ? high : low) = middle;
+  }
+  double room = 0;
+  Passing out = within(high, shares, rates, room);
+  return shares.direct <= kNearDirect * high || room <= 0 ? all_direct(k) : out;
+}
+
 std::vector<Range> domains_of(const Builder &b, ptrdiff_t without) {
   const size_t k = b.clusters.members.size();
   std::vector<double> rates;

@@ -49,12 +49,15 @@ class Builder : public StepWriter {
 void plan_all_reduce(Builder &b);
 void plan_reduce(Builder &b);
 void plan_reduce_scatter(Builder &b);
+// passed_sums.cpp: false, where no island makes sums for another
+bool plan_passed_reduce_scatter(Builder &b);
 // moves.cpp
 void plan_broadcast(Builder &b);
-void plan_all_gather(Builder &b);
 void plan_exchange(Builder &b);  // all_to_all, gather, scatter
 void plan_barrier(Builder &b);
 void plan_point_to_point(Builder &b);
+// all_gather.cpp
+void plan_all_gather(Builder &b);
 // islands.cpp: a rank of an island with a library, among other islands
 void plan_island_all_reduce(Builder &b);
 void plan_island_reduce(Builder &b);

@@ -92,55 +92,6 @@ void plan_broadcast(Builder &b) {
   b.post(kConsumed);
 }
 
-// Between clusters a block crosses once into every other cluster, to a member that shares the block. The members take turns.
-void plan_all_gather(Builder &b) {
-  if (b.shared_slots) return plan_shared_all_gather(b);
-  if (b.across_hosts) return plan_hosts_all_gather(b);
-  if (b.library) return plan_island_all_gather(b);
-  const size_t g = b.cluster, clusters = b.others + 1, world = static_cast<size_t>(b.world);
-  uint64_t regions = 1;
-  for (const auto &m : b.clusters.members)
-    if (m.size() > 1) regions = std::max<uint64_t>(regions, 1 + (world - m.size() + m.size() - 1) / m.size());
-  b.libraries() ? b.choose_island_chunk({regions, 1}) : b.choose_chunk(regions);
-  const uint64_t chunk = b.plan.chunk;
-  const bool shared = b.count > 1;
-  const Range all = b.whole();
-  const auto mine = b.extent(Memory::Input, 0, all);
-  const auto block = [&](int r) { return b.extent(Memory::Output, static_cast<uint32_t>(r), all); };
-  const auto output = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
-  const std::vector<int> outside = b.outside();
-  if (shared) b.need_ring(chunk * (1 + (outside.size() + b.count - 1) / b.count));
-  // Outside block i is member (i mod count)'s, in region 1 + i / count of its slot.
-  const auto region = [&](size_t i) { return chunk * (1 + i / b.count); };
-
-  b.stage("copy in", 0);
-  for (size_t i = 1; i < clusters; ++i) b.send(b.taker((g + i) % clusters), mine, Builder::input(0, 0));
-  if (shared) {
-    b.each_other_member([&](int q) { b.wait_reuse(q, kConsumed); });
-    b.move(mine, Builder::input(0, 0), b.ring(b.rank, 0));
-    if (!b.others) b.post(kCopied);  // else the slot is read when it is complete
-  }
-  b.move(mine, Builder::input(0, 0), output(b.rank), false, b.stream);
-
-  b.stage("collect", std::min(1u, b.depth));
-  for (size_t i = b.position; i < outside.size(); i += b.count) {
-    const Span to = shared ? b.ring(b.rank, region(i)) : output(outside[i]);
-    b.recv(outside[i], block(outside[i]), to);
-    if (shared) b.move(block(outside[i]), to, output(outside[i]), false, b.stream);
-  }
-  if (shared && b.others) b.post(kReduced);
-
-  b.stage("copy out", std::min(b.others ? 2u : 1u, b.depth));
-  if (!shared) return;
-  b.each_other_member([&](int q) {
-    b.wait(q, b.others ? kReduced : kCopied);
-    b.move(block(q), b.ring(q, 0), output(q), false, b.stream);
-    for (size_t i = b.clusters.at[static_cast<size_t>(q)]; i < outside.size(); i += b.count)
-      b.move(block(outside[i]), b.ring(q, region(i)), output(outside[i]), false, b.stream);
-  });
-  b.post(kConsumed);
-}
-
 // all_to_all, gather and scatter: every byte has one reader, so nothing is saved by sharing. Inside a cluster a byte goes through slots, between
 // clusters straight from input to output. A rank of a v-collective knows its own sizes only, and waits for what exists. Blocks that stay in a
 // island whose library moves them are left out (plan_inside).

@@ -262,6 +262,14 @@ std::shared_ptr<const Plan> plan_by_cells(const topology::Topology &t, int rank,
 // and the least time of an all_reduce in units of message bytes / rate: T* = max(1 / min B, 2 (k-1) / sum B).
 std::vector<double> bridge_shares(std::span<const double> rates);
 double bridge_time(std::span<const double> rates) noexcept;
+// all_gather between islands of so many ranks: which part of its blocks an island sends to all others itself (`direct`), and how the other islands
+// share what is left, which it sends to one of them and that one passes on (`relays`, sum 1; none: all is direct).
+struct Passing {
+  std::vector<double> direct, relays;
+};
+Passing gather_passing(std::span<const double> ranks, std::span<const double> rates);
+// Likewise of a reduce_scatter: which part of the sums of its blocks an island makes itself, and how others share the rest, whose results they send.
+Passing scatter_passing(std::span<const double> ranks, std::span<const double> rates);
 
 // How long the plan takes on its rank at the rates of the ranks' profiles, in seconds. Three things work side by side:
 //   - the rank's thread: its copies, its reductions and its links, one after the other;

@@ -302,6 +302,7 @@ void plan_reduce_scatter(Builder &b) {
   if (b.shared_slots) return plan_shared_reduce_scatter(b);
   if (b.across_hosts && b.request.collective == Collective::ReduceScatter) return plan_hosts_reduce_scatter(b);
   if (b.library) return plan_island_reduce_scatter(b);
+  if (plan_passed_reduce_scatter(b)) return;
   b.libraries() ? b.choose_island_chunk({world - 1, 1}) : b.choose_chunk(world - 1);
   const size_t g = b.cluster, clusters = b.others + 1;
   const bool shared = b.count > 1;

@@ -830,6 +830,50 @@ TEST(Proof, ThousandsOfRanksHoldForTheCheapOnes) {
   }
 }
 
+// Where an island has many ranks, others pass its blocks on, and make sums for it.
+TEST(Proof, BlocksThatOtherIslandsPassOnAndSumsThatTheyMakeHold) {
+  constexpr struct {
+    const char *islands;
+    std::vector<double> weights() const { return {w[0], w[1], w[2], w[3]}; }
+    double w[4];
+  } kWorlds[] = {
+      {"aaaaaaaabbcd", {1, 1, 1, 1}}, {"aaabbcd", {1, 4, 8, 2}}, {"baaacaaad", {2, 1, 1, 3}}, {"nnnnnoopq", {1, 1, 2, 1}}};
+  int combination = 0;
+  for (const auto &w : kWorlds) {
+    auto t = world_of(w.islands);
+    t.weights = w.weights();
+    t.digest = topology::digest_of(t);
+    for (const Collective c : {Collective::AllGather, Collective::ReduceScatter})
+      for (const uint64_t bytes : {uint64_t{200}, uint64_t{1000}, uint64_t{9000}})
+        for (const uint32_t slots : {2u, 3u, 4u, 6u})
+          for (const bool in_place : {false, true})
+            for (const auto &[dtype, redop] : {std::pair{DType::Float32, RedOp::Sum}, {DType::BFloat16, RedOp::Avg}}) {
+              if (combination++ % kOneIn) continue;
+              Operation op = operation_of(c, bytes, 512, slots);
+              op.request.dtype = dtype;
+              op.request.op = redop;
+              op.in_place = in_place;
+              const Operation twice[] = {op, op};
+              const Verdict v = prove(t, twice);
+              ASSERT_TRUE(v.ok) << name_of(w.islands, op) << ": " << v.text;
+            }
+    // The island of most ranks sends less than a copy of its blocks to each other one; its sums are made by others in part.
+    const auto most = std::max_element(t.islands.begin(), t.islands.end(),
+                                       [](const auto &x, const auto &y) { return x.ranks.size() < y.ranks.size(); });
+    const Operation gather = operation_of(Collective::AllGather, 64 * 1000, 4096),
+                    sum = operation_of(Collective::ReduceScatter, 64 * 1000, 4096);
+    uint64_t sent = 0, finished = 0;
+    const Verdict v = prove(t, {&sum, 1});
+    ASSERT_TRUE(v.ok) << v.text;
+    for (const int r : most->ranks) {
+      sent += plan::plan_collective(t, r, gather.request)->link_bytes;
+      finished += v.ranks[static_cast<size_t>(r)].finished;
+    }
+    EXPECT_LT(sent, 3 * most->ranks.size() * gather.request.bytes) << w.islands;
+    EXPECT_LT(finished, most->ranks.size() * sum.request.bytes) << w.islands;
+  }
+}
+
 TEST(Proof, UnequalWeightsMoveTheVolumeAndNotTheResult) {
   auto t = world_of("aabbc");
   t.weights = {10, 10, 1};

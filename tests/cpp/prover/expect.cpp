@@ -217,6 +217,14 @@ uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology 
       for (size_t g = 0; g < k; ++g) sum += g == home ? 0 : n * factor(g);
       return sum;
     case Collective::Broadcast: return (k - 1) * n;
+    case Collective::
+        ReduceScatter:  // every group's contribution to what others finish, and the results that groups finish for others
+      if (topology::has_libraries(t)) break;
+      for (size_t g = 0; g < k; ++g) {
+        const uint64_t own = t.islands[g].ranks.size() * n;
+        sum += (t.ranks.size() * n - finished[g]) * factor(g) + (finished[g] > own ? finished[g] - own : 0);
+      }
+      return sum;
     default: break;
   }
   const auto crosses = [&](int s, int d) {  // no group has both, or none whose library moves it

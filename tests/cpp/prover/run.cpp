@@ -847,6 +847,16 @@ class Run {
     return (o * world_ + static_cast<size_t>(from)) * world_ + static_cast<size_t>(to);
   }
 
+  // Where ranks pass on blocks of others, or sum them, one rank sends another more than a block. These plans cut their chunks to what the engine
+  // grants at the least.
+  uint64_t credit(size_t o, const Plan &p) const {
+    const plan::Collective c = operations_[o].request.collective;
+    const bool many =
+        (c == plan::Collective::AllGather || c == plan::Collective::ReduceScatter) && !topology::has_libraries(planned_[o]);
+    const uint64_t granted = (topology::has_devices(topology_) ? 256 : 64) * operations_[o].request.chunk_bytes;
+    return std::max(options_.credit_chunks * p.chunk * ratio(o), many ? granted : 0);
+  }
+
   bool send(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
     if (s.peer < 0 || static_cast<size_t>(s.peer) >= world_ || s.peer == a.rank)
       object("{}: sends to rank {}", where(a), s.peer);
@@ -856,7 +866,7 @@ class Run {
     if (span.partial != s.partial) object("{}: width of the frame", where(a));
     const uint64_t width = bytes * (s.partial ? ratio(a.operation) : 1);
     uint64_t &flying = flying_[key(0, a.rank, s.peer)];
-    if (flying > 0 && flying + width > options_.credit_chunks * p.chunk * ratio(a.operation))
+    if (flying > 0 && flying + width > credit(a.operation, p))
       return a.waits = isthmus::formatted("credit of rank {}", s.peer), false;
     const Place from = locate(a, p, span, c, bytes, o, false);
     auto link = std::make_shared<LinkRead>();
