@@ -353,24 +353,26 @@ class HostAllGather {
     takes.copy();
     carried.copy();
     for (const int q : outside) spread(q, blocks_.taker(b_.cluster, q));
-    b_.device_stage("copy in", 0);
-    b_.together();
+    b_.device_stage("copy in", 0, true);
     b_.move(mine(), Builder::input(0, 0), b_.ring(b_.rank, 0));
     b_.post(kStaged);
+    b_.device_stage("island", 0);
+    b_.together();
     b_.move(mine(), Builder::input(0, 0), output(b_.rank));
     for (const int q : b_.members) spread(q, q);
 
-    b_.stage("send", 0);
-    b_.wait(b_.rank, kStaged);
-    b_.post(kCopied);
-    send(b_.ring(b_.rank, 0));
-    collect();
+    // The oldest chunk first: its gate is open while the device still stages the one that is sent, or its two streams would take turns.
     b_.stage("take", kMovesTake);
     takes.arrive(kCopied);
     carried.arrive(kReduced);
     // Behind this gate the device fills the slot of a chunk that comes `ahead` later.
     hosts_.each_neighbour([&](int q) { b_.wait_reuse(q, kConsumed, ahead); });
     b_.post(kReady);
+    b_.stage("send", 0);
+    b_.wait(b_.rank, kStaged);
+    b_.post(kCopied);
+    send(b_.ring(b_.rank, 0));
+    collect();
     if (!b_.reuses()) return;
     b_.stage("taken", ahead);
     b_.taken();

@@ -153,27 +153,27 @@ class HostReduceScatter {
 
   void device(uint32_t ahead) {
     const Range all = b_.whole();
-    // The library sums to memory of the device that is laid out as the slot.
+    // The library sums to memory of the device that is laid out as the slots.
     const uint64_t slot = chunk_ + static_cast<uint64_t>(b_.world - static_cast<int>(b_.count)) * mine_.size(),
-                   sums = b_.need_device(slot);
-    const Span own = b_.ring(b_.rank, 0), sum = Builder::device(sums);
+                   sums = b_.need_device(slot * b_.plan.slots);
+    const Span own = b_.ring(b_.rank, 0);
+    const auto sum = [&](uint64_t at) { return Builder::device(sums + at, slot); };
     b_.device_stage("copy out", ahead);
     b_.wait(b_.rank, kReady);
     b_.move(ext(b_.rank, all), own, Builder::output(0, 0));
-    b_.device_stage("copy in", 0);
+    b_.device_stage("island", 0);
     b_.together();
     for (const When when : kFullAndPart)
-      for (const int d : b_.outside())
-        scatter_sum(b_, static_cast<uint32_t>(d), Builder::device(sums + place(b_.rank, d)), when);
+      for (const int d : b_.outside()) scatter_sum(b_, static_cast<uint32_t>(d), sum(place(b_.rank, d)), when);
     for (size_t j = 0; j < b_.count; ++j) {
       const int block = b_.members[j];
-      b_.call(IslandCall::Reduce, When::Always, ext(block, all), user(block, 0), sum, static_cast<int>(j));
+      b_.call(IslandCall::Reduce, When::Always, ext(block, all), user(block, 0), sum(0), static_cast<int>(j));
     }
-    b_.move_for(When::FullChunk, {Memory::Scratch, 0, 0, 0, slot}, sum, own);
-    b_.move_for(When::PartChunk, ext(b_.rank, all), sum, own);
+    b_.device_stage("copy in", 0, true);
+    b_.move_for(When::FullChunk, {Memory::Scratch, 0, 0, 0, slot}, sum(0), own);
+    b_.move_for(When::PartChunk, ext(b_.rank, all), sum(0), own);
     for (const int d : b_.outside())
-      b_.move_for(When::PartChunk, ext(d, mine_), Builder::device(sums + place(b_.rank, d)),
-                  b_.ring(b_.rank, place(b_.rank, d)));
+      b_.move_for(When::PartChunk, ext(d, mine_), sum(place(b_.rank, d)), b_.ring(b_.rank, place(b_.rank, d)));
     b_.post(kStaged);
   }
 

@@ -209,15 +209,16 @@ class HostAllReduce {
       }
     });
     device(takes, ahead);
-    b_.stage("give", 0);
-    b_.wait(b_.rank, kStaged);
-    b_.post(kCopied);
     sum();
     b_.stage("take", turns_.collect);
     takes.arrive(kReduced);
     // Behind this gate the device fills the slot of a chunk that comes `ahead` later.
     hosts_.each_neighbour([&](int q) { b_.wait_reuse(q, kConsumed, ahead); });
     b_.post(kReady);
+    // Last in its turn: the gate of an earlier chunk is open while the device still stages this one, or its two streams would take turns.
+    b_.stage("give", 0);
+    b_.wait(b_.rank, kStaged);
+    b_.post(kCopied);
     if (!b_.reuses()) return;
     b_.stage("taken", ahead);
     if (crosses_) b_.taken();

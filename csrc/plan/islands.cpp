@@ -9,6 +9,9 @@
 // The device works in the plan's one order: copy in of chunks 0 to kAhead - 1, then copy out of chunk c before copy in of chunk c + kAhead. So
 // as one queue the device never waits for what stands behind it. Copies in stand on the second stream, behind the reduce-scatter of their
 // chunk, beside the copy out and the all-gather of an earlier chunk.
+//
+// So it is in all of these collectives. Sums that have no place in the user's memory take turns through memory of the device, one place a slot: the
+// sum of chunk c + slots comes behind a gate that the host opens after it has seen that chunk c lies in its slot.
 #include <algorithm>
 
 #include "plan/builder.hpp"
@@ -248,10 +251,11 @@ void plan_island_all_gather(Builder &b) {
   if (gated) b.wait(b.rank, kReady);
   each_taken([&](size_t i, int q) { b.move(block(q), region(i), output(q)); });
   for (size_t i = 0; i < outside.size(); ++i) spread(outside[i], i % b.count);
-  b.device_stage("copy in", 0);
-  b.together();
+  b.device_stage("copy in", 0, true);
   b.move(mine, Builder::input(0, 0), b.ring(b.rank, 0));
   b.post(kStaged);
+  b.device_stage("island", 0);
+  b.together();
   b.move(mine, Builder::input(0, 0), output(b.rank));
   for (size_t j = 0; j < b.count; ++j) spread(b.members[j], j);
 
@@ -277,7 +281,8 @@ void plan_island_reduce(Builder &b) {
   const auto ext = [&](Range r) { return b.extent(Memory::Input, 0, r); };
   const Range mine = part(g, b.position);
   const auto slot = [&](Range r) { return b.ring(b.rank, r.begin - mine.begin); };
-  const Span sum = Builder::device(b.need_device(small ? b.plan.chunk : mine.size()));
+  const uint64_t place = small ? b.plan.chunk : mine.size();
+  const Span sum = Builder::device(b.need_device(place * b.plan.slots), place);
   const Span token_out = Builder::scratch(b.need_scratch(kTokenBytes)),
              token_in = Builder::scratch(b.need_scratch(kTokenBytes));
   b.need_ring(mine.size());
@@ -295,7 +300,7 @@ void plan_island_reduce(Builder &b) {
     }
     if (!small) gather_pieces(b, Memory::Input, gathered(0));
   }
-  b.device_stage("copy in", 0);
+  b.device_stage("island", 0);
   b.together();
   if (!at_home && !mine.empty()) b.wait_reuse(b.rank, kReady);
   if (small)
@@ -303,6 +308,7 @@ void plan_island_reduce(Builder &b) {
   else
     for (const When when : kFullAndPart) scatter_sum(b, 0, sum, when);
   if (mine.empty()) return;
+  b.device_stage("copy in", 0, true);
   b.move(ext(mine), sum, slot(mine));
   b.post(kStaged);
 
@@ -345,9 +351,9 @@ void plan_island_reduce_scatter(Builder &b) {
   const auto place = [&](size_t i) { return all.size() + i * mine.size(); };
   const auto region = [&](size_t i) { return b.ring(b.rank, place(i)); };
   const Span own = b.ring(b.rank, 0);
-  const uint64_t whole = place(outside.size()), sums = b.need_device(whole);
+  const uint64_t whole = place(outside.size()), sums = b.need_device(whole * b.plan.slots);
   b.need_ring(whole);
-  const Span sum = Builder::device(sums);
+  const auto sum = [&](uint64_t at) { return Builder::device(sums + at, whole); };
   const Span token_out = Builder::scratch(b.need_scratch(kTokenBytes)),
              token_in = Builder::scratch(b.need_scratch(kTokenBytes));
 
@@ -355,18 +361,17 @@ void plan_island_reduce_scatter(Builder &b) {
   b.together();
   b.wait(b.rank, kReady);
   b.move(ext(b.rank, all), own, Builder::output(0, 0));
-  b.device_stage("copy in", 0);
+  b.device_stage("island", 0);
   b.together();
   for (const When when : kFullAndPart)
-    for (size_t i = 0; i < outside.size(); ++i)
-      scatter_sum(b, static_cast<uint32_t>(outside[i]), Builder::device(sums + place(i)), when);
+    for (size_t i = 0; i < outside.size(); ++i) scatter_sum(b, static_cast<uint32_t>(outside[i]), sum(place(i)), when);
   for (size_t j = 0; j < b.count; ++j)
     b.call(IslandCall::Reduce, When::Always, ext(b.members[j], all), Builder::input(static_cast<uint32_t>(b.members[j]), 0),
-           sum, static_cast<int>(j));
-  b.move_for(When::FullChunk, {Memory::Scratch, 0, 0, 0, whole}, sum, own);
-  b.move_for(When::PartChunk, ext(b.rank, all), sum, own);
-  for (size_t i = 0; i < outside.size(); ++i)
-    b.move_for(When::PartChunk, ext(outside[i], mine), Builder::device(sums + place(i)), region(i));
+           sum(0), static_cast<int>(j));
+  b.device_stage("copy in", 0, true);
+  b.move_for(When::FullChunk, {Memory::Scratch, 0, 0, 0, whole}, sum(0), own);
+  b.move_for(When::PartChunk, ext(b.rank, all), sum(0), own);
+  for (size_t i = 0; i < outside.size(); ++i) b.move_for(When::PartChunk, ext(outside[i], mine), sum(place(i)), region(i));
   b.post(kStaged);
 
   b.stage("send", 0);

@@ -144,10 +144,11 @@ void plan_shared_all_gather(Builder &b) {
   if (gated) b.wait(b.rank, kReady);
   takes.copy();
   for (size_t i = 0; i < outside.size(); ++i) spread(outside[i], i % b.count);
-  b.device_stage("copy in", 0);
-  b.together();
+  b.device_stage("copy in", 0, true);
   b.move(mine, input, own);
   b.post(kStaged);
+  b.device_stage("island", 0);
+  b.together();
   b.move(mine, input, output(b.rank));
   for (size_t j = 0; j < b.count; ++j) spread(b.members[j], j);
 

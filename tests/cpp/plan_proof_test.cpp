@@ -454,26 +454,42 @@ TEST(Proof, WithSixSlotsTheStreamsOfADeviceNeedNotTakeTurns) {
     }
 }
 
-// The same of islands with libraries: the host opens the gate of a chunk before the device has staged the one that it copies in beside the copy out.
+// The same of islands with libraries, on one host, between hosts that share no island's memory, and host by host: what goes into slots stands on the
+// second stream, and the host opens the gate of a chunk before the device has staged the one that it copies in beside the copy out.
 TEST(Proof, WithSixSlotsTheStreamsOfAnIslandsDeviceNeedNotTakeTurns) {
-  for (const auto collective : {Collective::AllReduce, Collective::ReduceScatter}) {
-    const auto t = world_of("NNOO", "", topology::Bridge::Auto);
-    plan::Request request = operation_of(collective, 4096 * 64, 256, plan::kDeviceSlots).request;
-    request.device = true;
-    const auto p = plan::plan_collective(t, 0, request);
-    SCOPED_TRACE(plan::explain(*p, t));
-    bool waited = false;              // in this turn, before the gate
-    int64_t ahead = 0, distance = 0;  // from the chunk whose gate is opened to the last one that has to be staged by then
-    for (const plan::Stage &s : p->device) ahead = std::max<int64_t>(ahead, s.skew);
-    for (const plan::Stage &s : p->host)
-      for (uint32_t i = s.step; i < s.step + s.steps; ++i) {
-        const plan::Step &x = p->steps[i];
-        waited |= x.kind == plan::StepKind::Wait && x.counter == plan::kStaged;
-        if (x.kind == plan::StepKind::Post && x.counter == plan::kReady) distance = int64_t{s.skew} - (waited ? 0 : 1);
+  const auto into_slots = [](const plan::Plan &p, const plan::Stage &s) {
+    return std::any_of(p.steps.begin() + s.step, p.steps.begin() + s.step + s.steps, [](const plan::Step &x) {
+      return x.kind == plan::StepKind::Move && x.dst.memory == plan::Memory::Ring;
+    });
+  };
+  struct Place {
+    const char *islands, *hosts;
+    topology::Bridge bridge;
+  };
+  for (const Place &at : {Place{"NNOO", "", topology::Bridge::Auto}, Place{"NNOO", "", topology::Bridge::Tcp},
+                          Place{"NNNNOOOO", "aabbaabb", topology::Bridge::Auto}})
+    for (const auto collective :
+         {Collective::AllReduce, Collective::Reduce, Collective::AllGather, Collective::ReduceScatter}) {
+      const auto t = world_of(at.islands, at.hosts, at.bridge);
+      plan::Request request = operation_of(collective, 4096 * 64, 256, plan::kDeviceSlots).request;
+      request.device = true;
+      const auto p = plan::plan_collective(t, 0, request);
+      SCOPED_TRACE(plan::explain(*p, t));
+      int64_t ahead = 0, distance = 0;  // from the chunk whose gate is opened to the last one that has to be staged by then
+      for (const plan::Stage &s : p->device) {
+        ahead = std::max<int64_t>(ahead, s.skew);
+        EXPECT_EQ(s.beside, into_slots(*p, s)) << s.name;
       }
-    ASSERT_GT(ahead, 0);
-    EXPECT_LE(distance, ahead - 2);
-  }
+      bool waited = false;  // in this turn, before the gate
+      for (const plan::Stage &s : p->host)
+        for (uint32_t i = s.step; i < s.step + s.steps; ++i) {
+          const plan::Step &x = p->steps[i];
+          waited |= x.kind == plan::StepKind::Wait && x.counter == plan::kStaged;
+          if (x.kind == plan::StepKind::Post && x.counter == plan::kReady) distance = int64_t{s.skew} - (waited ? 0 : 1);
+        }
+      ASSERT_GT(ahead, 0);
+      EXPECT_LE(distance, ahead - 2);
+    }
 }
 
 TEST(Proof, AnIslandThatIsAloneNeedsNeitherSlotsNorLinksNorTheHost) {

@@ -572,7 +572,7 @@ class Run {
     const uint64_t input_bytes = bytes * (s.call == IslandCall::ReduceScatter || exchanges ? size : 1);
     const uint64_t output_bytes = bytes * (s.call == IslandCall::AllGather || exchanges ? size : 1);
     const bool reads = s.call != IslandCall::Broadcast || me == s.peer,
-               writes = s.call != IslandCall::Reduce || me == s.peer;
+               writes = s.call != IslandCall::Reduce ? !stays_in_place(s, p, me) : me == s.peer;
     if (!m.arrived.contains(me)) {
       if (m.arrived.empty()) {
         m.call = s.call;
@@ -627,6 +627,13 @@ class Run {
     }
     ++a.calls;
     return true;
+  }
+
+  // The root of a broadcast in place has nothing to write.
+  static bool stays_in_place(const Step &s, const Plan &p, int me) {
+    const plan::Span &from = p.sources[s.source];
+    return s.call == IslandCall::Broadcast && me == s.peer && from.memory == s.dst.memory && from.block == s.dst.block &&
+           from.base == s.dst.base && from.stride == s.dst.stride;
   }
 
   // Calls of a group run in any order, so none touches what another one writes.
