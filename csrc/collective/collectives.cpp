@@ -28,7 +28,8 @@ void Collectives::submit_failed(Operation *op) noexcept {
 
 // The wait needs no thread of the caller's: operations that have the room give the room back without one.
 void Collectives::take_room(Operation &op) {
-  while (!memory_.take(op)) {
+  while (!memory_.take(
+      op, queue_.sequence() + 1)) {  // nobody else appends: operations get their numbers under the collective lock
     if (now_ns() >= op.time.deadline_ns || core_.failed())
       fail(Code::Resource, "no staging memory is free for it, which other operations have (ISTHMUS_STAGING_BYTES)");
     core_.sleep_until(

@@ -13,7 +13,7 @@ using plan::Memory;
 using plan::StepKind;
 
 DeviceExecutor::DeviceExecutor(DeviceExecutorSetup setup, device::Wake wake, void *context)
-    : work_(new QueuedWork(std::move(setup), wake, context)), ending_(*work_) {
+    : work_(new QueuedWork(std::move(setup), wake, context)), ending_(*work_), early_(*work_) {
   QueuedWork &w = *work_;
   const int device = w.stream->device();
   const device::Capabilities can = w.runtime->capabilities(device);
@@ -83,7 +83,9 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   for (uint32_t k = 0; k < op.run.bounce.input_pieces; ++k) piece(op, k, work_->input);
   if (op.run.lent_input) copy_blocks(stream, work_->input, op.call.input_there, o.input_displ, o.input_bytes);
   const uint32_t chunks = plan::chunks_of(p, op.operands());
-  bool first_went_on = true;  // since the second stream was last held behind the first
+  // Since the second stream was last held behind the first. What comes early is not held behind it.
+  bool first_went_on = !early_.come(op, chunks);
+  early_.forget();
   for (plan::Cursor at(p.device, p.steps, chunks); !at.done();) {
     const bool beside = at.stage().beside && work_->beside && chunks > 1;  // a single chunk has nothing to run beside
     if (at.begins_stage()) {
@@ -103,6 +105,7 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   for (uint32_t k = 0; k < op.run.bounce.output_pieces; ++k) piece(op, op.run.bounce.input_pieces + k, work_->output);
   if (op.run.lent_output) copy_blocks(stream, op.call.output_there, work_->output, o.output_displ, o.output_bytes);
   if (op.call.on_stream) ties.user_behind(stream);
+  early_.given(op, chunks);
   work_->signals.end(op.sequence, stream);  // last: this signal ends the operation, so nothing may fail behind the signal
 }
 
@@ -203,7 +206,7 @@ void DeviceExecutor::step(const Operation &op, const plan::Step &step, uint32_t 
   const auto address = [&](const plan::Span &s) -> std::byte * {
     const uint64_t offset = plan::span_offset(p, s, c, op.operands());
     if (s.memory == Memory::Ring)
-      return (s.rank < 0 ? work_->arena + op.run.ring : rings_[static_cast<size_t>(s.rank)]) + offset;
+      return (s.rank < 0 ? work_->arena + op.run.ring : rings_[static_cast<size_t>(s.rank)] + op.run.fixed_turn) + offset;
     if (s.memory == Memory::Scratch) return work_->arena + op.run.scratch + offset;
     if (s.memory == Memory::Device) return work_->borrowed + offset;
     return (s.memory == Memory::Input ? work_->input : work_->output) + offset;

@@ -22,7 +22,7 @@
 //
 // Order on the streams. An operation's device list begins behind the gate `go`. The host list opens the gate when everything before the
 // operation has ended (the plan's entry rule). Two operations without slots that follow each other need no such gate. A device list ends with
-// the signal `ended`.
+// the signal `ended`. What comes early stands on the second stream behind the gate of the operation before (EarlyCopies).
 //
 // Some devices' streams cannot wait for the host. There the thread that submits waits in a gate's place, before that thread submits the work
 // behind the gate. The call then returns when the last of its exchanges is over. No deadlock follows: the device list of a plan completes when
@@ -38,6 +38,7 @@
 
 #include "collective/device_ending.hpp"
 #include "collective/device_steps.hpp"
+#include "collective/early_copies.hpp"
 #include "collective/queued_work.hpp"
 #include "collective/engine_names.hpp"
 #include "device/runtime.hpp"
@@ -106,6 +107,7 @@ class DeviceExecutor {
 
   std::unique_ptr<QueuedWork> work_;  // left behind with a stuck thread
   DeviceEnding ending_;
+  EarlyCopies early_;
   std::vector<std::byte *> rings_;
   bool private_ = false;
 };

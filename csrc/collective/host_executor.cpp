@@ -28,7 +28,7 @@ bool HostExecutor::start(Operation &op) noexcept {
   if (!descriptions_.ended_by_all(last_ring_, op)) return false;
   if (!op.run.ring && p.slot_bytes > 0) {
     try {
-      if (!memory_.take(op)) return op.run.blocked_on = -1, false;
+      if (!memory_.take(op, op.sequence)) return op.run.blocked_on = -1, false;
     } catch (const Error &e) {
       core_.fail_at(op, e.code(), ": " + e.text());
       return false;

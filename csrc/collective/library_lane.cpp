@@ -52,6 +52,7 @@ void LibraryLane::exchange(std::span<Operation *const> messages, uint64_t ticket
   uint64_t bytes = 0;
   for (const Operation *op : messages) bytes += op->call.bytes;
   executor.ending().begin(bytes);
+  executor.early_.forget();  // an operation that follows may work on what comes here
   executor.ending().exchanges(ticket);
   struct Signal {  // also where something is thrown: with the signal the stream has done all that it was given
     LibraryLane &lane;

@@ -63,7 +63,7 @@ void Rings::grow_scratch(uint64_t need, bool idle) {
   if (need <= scratch_.bytes) return;
   const uint64_t before = scratch_.bytes;
   outgrow(scratch_, idle);
-  scratch_ = grow(need, before);
+  scratch_ = grow(need, std::max(need, before));
 }
 
 Rings::Room Rings::take(uint64_t slots, uint64_t scratch) {
@@ -93,7 +93,11 @@ Rings::Room Rings::take(uint64_t slots, uint64_t scratch) {
     room.slots = ring_.offset + turn_;
     turn_ += (slots + kLine - 1) / kLine * kLine;
   }
-  if (scratch) room.scratch = scratch_.offset;
+  if (scratch) {
+    const uint64_t half = scratch_.bytes / 2 / kLine * kLine;
+    scratch_turn_ = scratch <= half && scratch_turn_ == 0 ? half : 0;
+    room.scratch = scratch_.offset + scratch_turn_;
+  }
   ++lent_;
   return room;
 }

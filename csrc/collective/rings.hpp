@@ -1,5 +1,6 @@
 // Rings has what a communicator borrows of the process's staging memory for its plans: slots and scratch. The slots are a ring, through which
-// operations take turns. The communicator's device copies through the scratch.
+// operations take turns. The communicator's device copies through the scratch, which has two places that operations take by turns where there is
+// memory for them.
 //
 // The memory is kept from one operation to the next. While no operation has the memory, Rings gives it back for another communicator that finds
 // no room. Rings knows no device and no peer: the owner says what a peer may still read.
@@ -57,6 +58,7 @@ class Rings {
   mutable Mutex mutex_;
   ArenaPart ring_ ISTHMUS_GUARDED_BY(mutex_), scratch_ ISTHMUS_GUARDED_BY(mutex_);
   uint64_t turn_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // where in the ring the next operation's slots are
+  uint64_t scratch_turn_ ISTHMUS_GUARDED_BY(mutex_) = 0;  // where in the scratch the last operation's is
   uint32_t lent_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // operations that have some of the memory
   uint64_t last_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // the latest of these operations that has ended
   std::vector<uint64_t> old_ ISTHMUS_GUARDED_BY(mutex_);  // places that were outgrown while in use

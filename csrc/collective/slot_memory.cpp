@@ -36,7 +36,15 @@ bool SlotMemory::ask_again(Operation &op, int64_t now) noexcept {
   return true;
 }
 
-bool SlotMemory::take(Operation &op) {
+// Slots that fit into half of the fixed place lie in its halves by turns, so an operation may fill some while the one before still ends. All ranks
+// know from the number which half it is: the devices of others look there.
+uint64_t SlotMemory::turn(uint64_t slots, uint64_t sequence) const noexcept {
+  constexpr uint64_t kPage = 4096;
+  const uint64_t half = fixed_bytes_ / 2 / kPage * kPage;
+  return slots <= half && sequence % 2 != 0 ? half : 0;
+}
+
+bool SlotMemory::take(Operation &op, uint64_t sequence) {
   const plan::Plan &p = *op.plan;
   const uint64_t given_back = core_.context->staging().given_back();
   const int64_t now = op.run.short_of_room ? now_ns() : 0;
@@ -44,7 +52,10 @@ bool SlotMemory::take(Operation &op) {
   const uint64_t slots = p.slots * p.slot_bytes;
   const bool fixed = slots <= fixed_bytes_;
   const uint64_t scratch = p.device.empty() ? 0 : std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
-  if (fixed) op.run.ring = fixed_;
+  if (fixed) {
+    op.run.fixed_turn = turn(slots, sequence);
+    op.run.ring = fixed_ + op.run.fixed_turn;
+  }
   if (scratch == 0 && (fixed || slots == 0)) return true;
   // Throws where there is no room and no other operation would give any back.
   const auto taken = [&](bool others) {

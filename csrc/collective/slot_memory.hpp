@@ -34,7 +34,8 @@ class SlotMemory {
 
   // Gives an operation slots and, where its device copies through scratch, scratch: op.run.ring, op.run.scratch. False: there is no room now, but other
   // operations have been lent memory and will give it back. Throws Error(Resource) where there would be no room even then.
-  bool take(Operation &op);
+  // `sequence`: the number of the operation, which it may not have yet.
+  bool take(Operation &op, uint64_t sequence);
   void give(Operation &op) noexcept;                        // the operation has ended
   bool give_idle() noexcept { return rings_.give_idle(); }  // memory that no operation has, for another communicator
   bool lent() const noexcept { return rings_.lent(); }
@@ -50,6 +51,7 @@ class SlotMemory {
 
  private:
   bool ask_again(Operation &op, int64_t now) noexcept;
+  uint64_t turn(uint64_t slots, uint64_t sequence) const noexcept;
   RankCore &core_;
   Rings rings_;
   uint64_t fixed_;

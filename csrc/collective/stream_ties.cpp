@@ -25,6 +25,11 @@ void StreamTies::behind_default(device::Runtime &runtime, device::Stream &ours) 
   runtime.behind_default(ours, *before_);
 }
 
+bool StreamTies::also(device::Stream &second) {
+  if (before_) before_->hold(second);
+  return before_ != nullptr;
+}
+
 void StreamTies::user_behind(device::Stream &ours) {
   after_->record(ours);
   after_->hold(*user_);

@@ -2,7 +2,8 @@
 //
 //   user's stream      our first stream              our second stream
 //   earlier work
-//        `------------>  the operation's begin
+//        +------------>  the operation's begin
+//        `..........................................>  what comes early (plan.hpp, entry rule)
 //                        `------------------------->  stages that say `beside`
 //                        other stages                 |
 //                        rejoin()  <------------------'
@@ -24,6 +25,8 @@ class StreamTies {
   device::Stream &user(device::Runtime &runtime, int device, void *handle);
   void behind_user(device::Stream &ours);  // behind what the user's stream holds now
   void behind_default(device::Runtime &runtime, device::Stream &ours);
+  // The second stream of ours goes on behind the same as the first, whichever of the two was asked for last. False: there is nothing to ask for.
+  bool also(device::Stream &second);
   void user_behind(device::Stream &ours);
 
   // The second stream goes on behind what the first was given so far.

@@ -80,6 +80,7 @@ struct CollectiveRun {
   bool streams = false;     // steps with `stream` write past the caches
   int32_t blocked_on = -1;  // rank that the last try waited for
   uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start
+  uint64_t fixed_turn = 0;          // where they begin in a ring at a fixed place, of every rank
   std::atomic<bool> broken{false};  // not all of its device work was submitted
   uint64_t scratch = 0;  // where its scratch begins in the arena, for plans with device work; 0: the host executor's own
   bool lent = false;     // of these, something is of the rank's Rings

@@ -156,6 +156,7 @@ void plan_inside(Builder &b) {
     }
   }
   b.plan.chunks = std::max(b.plan.chunks, 1u);
+  b.plan.comes_early = false;
 }
 
 }  // namespace isthmus::plan

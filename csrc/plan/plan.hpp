@@ -39,6 +39,9 @@
 //
 // ENTRY RULE (the engine's; the prover models it). Before the first step of an operation that writes its ring, the rank waits until all ranks
 // that share memory with it have ended the last operation that used rings (slot_bytes > 0).
+// Two operations N and N+1 of plans that `come_early` may overlap, where their slots lie in different places, and their scratch too, and N+1
+// touches nothing of N's output: what stands on the second stream before the first step on stream 1 waits until N may begin, and not for N's end.
+// So chunks of N+1 are copied in while the last ones of N are copied out. All else of N+1 waits as above.
 // EXIT RULE (likewise). An operation ends on a rank when its lists have ended and no link reads a span of its Sends any more. So scratch and
 // the user's buffers are free then.
 //
@@ -200,6 +203,9 @@ struct Plan {
   bool uses_links = false;       // has Send or Recv steps, or sends sizes
   bool host_in_slots = false;    // the host list reads or writes slots
   bool waits_for_links = false;  // has Taken steps
+  // The device list has copies alone, and those in stand on the second stream, which posts kStaged. So what it begins with needs nothing of stream 1
+  // (see the entry rule).
+  bool comes_early = false;
   // Sizes that only sender and receiver know (all_to_all_v). Before the first step of the host list the engine compares them with every rank
   // that shares memory, as each rank has published its sizes. Frames carry their size, so links need no such look. Blocks that a library is to
   // move are the exception (sizes_by_links): ranks of its island that share no memory send each other the sizes first.

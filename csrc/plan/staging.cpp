@@ -323,6 +323,7 @@ void stage_user_memory(Builder &b) {
   for (const Step &s : direct.in) b.move(s.extent, p.sources[s.source], s.dst);
   for (size_t i = 0; i < copies.steps.size(); ++i) b.move(copies.steps[i].extent, copies.from[i], copies.steps[i].dst);
   if (host) b.post(kStaged);
+  p.comes_early = host;
 }
 
 }  // namespace isthmus::plan

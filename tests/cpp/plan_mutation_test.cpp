@@ -358,6 +358,46 @@ TEST(Mutation, WhereTheSecondStreamDoesNotWaitForTheFirstAStagedPlanIsRefused) {
       }
 }
 
+TEST(Mutation, WithoutAnyPartOfTheEntryRuleAnOperationThatComesEarlyIsRefused) {
+  const auto t = world_of("no", "", topology::Bridge::Auto);
+  const auto prove_three = [&](uint64_t bytes, uint64_t reach, const Options &options) {
+    std::vector<Operation> operations(3, operation_of(Collective::AllReduce, bytes, 256, plan::kDeviceSlots));
+    for (Operation &op : operations) op.request.reach = reach;
+    return prove(t, operations, options);
+  };
+  struct Part {
+    bool Options::*engine;
+    uint64_t
+        bytes;  // of two chunks, all copies in come early, and nothing but the rule orders them behind the operation before the last one
+  };
+  for (const Part &part :
+       {Part{&Options::two_places, 64 << 10}, Part{&Options::early_waits, 2048}, Part{&Options::early_meets, 64 << 10}})
+    for (const uint64_t reach : {uint64_t{0}, uint64_t{1} << 40}) {
+      Options options;
+      options.early = true;
+      const Verdict sound = prove_three(part.bytes, reach, options);
+      ASSERT_TRUE(sound.ok) << sound.text;
+      ASSERT_EQ(sound.early, 4u);  // the second and the third operation of two ranks
+      options.*part.engine = false;
+      const Verdict v = prove_three(part.bytes, reach, options);
+      EXPECT_FALSE(v.ok) << part.bytes << " " << reach;
+      EXPECT_NE(v.text.find("race"), std::string::npos) << v.text;
+    }
+}
+
+// A host list takes what the second stream posts for the next operation for its own, unless its own posts stand there too.
+TEST(Mutation, AnOperationIsRefusedThatComesEarlyBehindOneThatStagesOnTheFirstStream) {
+  std::vector<Operation> operations(2, operation_of(Collective::AllReduce, 64 * 1024, 256, plan::kDeviceSlots));
+  Options options;
+  options.early = true;
+  options.mutate = [](size_t operation, int, plan::Plan &p) {
+    for (plan::Stage &s : p.device) s.beside = s.beside && operation != 0;
+  };
+  const Verdict v = prove(world_of("no", "", topology::Bridge::Auto), operations, options);
+  EXPECT_FALSE(v.ok);
+  EXPECT_NE(v.text.find("beside the last post"), std::string::npos) << v.text;
+}
+
 TEST(Mutation, AnIslandsPlanNeedsItsSlotsAndItsOrder) {
   const auto t = world_of("AAbBB");
   const Operation op = island_operation(20'004);

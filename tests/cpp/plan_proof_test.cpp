@@ -492,6 +492,39 @@ TEST(Proof, WithSixSlotsTheStreamsOfAnIslandsDeviceNeedNotTakeTurns) {
     }
 }
 
+// Devices without a library, on one host and on two, of which some reach the slots of others.
+TEST(Proof, AnOperationMayBeginToCopyInWhileTheOneBeforeStillEnds) {
+  std::mt19937 random(11);
+  const Collective any[] = {Collective::AllReduce, Collective::AllReduce, Collective::Broadcast,
+                            Collective::AllGather, Collective::Reduce,    Collective::ReduceScatter,
+                            Collective::AllToAll,  Collective::Gather,    Collective::AllGatherV};
+  uint64_t early = 0;
+  for (int round = 0; round < kRounds / 10; ++round) {
+    const char *const worlds[][2] = {{"no", ""},       {"nno", ""}, {"nop", "aab"},
+                                     {"nnoo", "abab"}, {"nab", ""}, {"nnooq", "aabbb"}};
+    const auto &[islands, hosts] = worlds[random() % std::size(worlds)];
+    const auto t = world_of(islands, hosts, random() % 2 ? topology::Bridge::Auto : topology::Bridge::Tcp);
+    std::vector<Operation> operations;
+    std::string name = std::string(islands) + "@" + hosts;
+    for (int i = 0; i < 4; ++i) {
+      Operation op = operation_of(any[random() % std::size(any)], (1 + random() % 3000) * 4, 256, plan::kDeviceSlots);
+      op.request.reach = kReach;
+      op.in_place = random() % 2 && in_place_allowed(op.request.collective);
+      add_sizes(op, t.size(), 4);
+      if (op.request.collective == Collective::AllGatherV) op.request.bytes = 0;
+      name += " " + name_of("", op);
+      operations.push_back(std::move(op));
+    }
+    Options options;
+    options.early = true;
+    options.reaching = random();
+    const Verdict v = prove(t, operations, options);
+    ASSERT_TRUE(v.ok) << name << "\n" << v.text;
+    early += v.early;
+  }
+  EXPECT_GT(early, static_cast<uint64_t>(kRounds) / 10);
+}
+
 TEST(Proof, AnIslandThatIsAloneNeedsNeitherSlotsNorLinksNorTheHost) {
   const auto t = world_of("AAA");
   for (const auto c : {Collective::AllReduce, Collective::Reduce, Collective::Broadcast, Collective::AllGather,

@@ -62,6 +62,22 @@ TEST(Rings, OperationsOfOneSizeStayInOnePlace) {
   EXPECT_EQ(places.size(), 3u);  // which they take in turn
 }
 
+TEST(Rings, OperationsTakeTwoPlacesOfScratchByTurnsWhereThereIsPlenty) {
+  for (const uint64_t room : {256 * kMiB, 4 * kMiB}) {
+    Pool pool(room);
+    const auto rings = pool.rings();
+    std::vector<uint64_t> places;
+    for (uint64_t sequence = 1; sequence < 5; ++sequence) {
+      places.push_back(rings->take(0, kMiB).scratch);
+      rings->end(sequence);
+    }
+    EXPECT_EQ(places[0], places[2]);
+    EXPECT_EQ(places[1], places[3]);
+    const uint64_t apart = std::max(places[0], places[1]) - std::min(places[0], places[1]);
+    EXPECT_EQ(apart >= kMiB, room == 256 * kMiB) << apart;
+  }
+}
+
 TEST(Rings, WhatGrowsWhileItIsUsedIsMadeAnewAndTheOldStays) {
   Pool pool(16 * kMiB);
   const auto rings = pool.rings();

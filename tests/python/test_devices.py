@@ -649,6 +649,62 @@ def test_the_same_on_other_drivers(switches: dict[str, str]) -> None:
         assert set(results) == {float(len(results))}
 
 
+def carried_out() -> int:
+    """Bytes that this process's simulated device has copied to the host."""
+    library = ctypes.CDLL("librehearsal.so")
+    library.rehearsal_carried.restype = ctypes.c_ulong
+    return int(library.rehearsal_carried(1))
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:1,amd:1", "amd:1,ascend:1", "nvidia:1,cpu:1"])
+@pytest.mark.parametrize("bridge", ["auto", "tcp"])
+def test_an_operation_copies_in_while_the_one_before_still_ends(fleet: str, bridge: str, tmp_path: Path) -> None:
+    """The other rank calls nothing before this rank has copied the input of both: no result of the first is there."""
+
+    def body(comm: isthmus.Comm, both: Path) -> list[float]:
+        make: Any = (lambda host: host) if on_host() else DeviceArray.of
+        count = 3 << 17  # three chunks: no copy in waits for a copy out
+        comm.barrier()
+        x, y = (make(np.full(count, value * (comm.rank + 1), np.float32)) for value in (1, 10))
+        if comm.rank == 1:
+            until(both.exists, "the copy of both operations' input")
+        before = 0 if on_host() else carried_out()
+        works = [comm.all_reduce(one, "sum", one, async_op=True) for one in (x, y)]
+        if comm.rank == 0:
+            until(lambda: carried_out() - before >= 2 * x.nbytes, "the copy of the second operation's input")
+            both.touch()
+        for work in works:
+            work.wait()
+        return [float(value) for one in (x, y) for value in (one if on_host() else one.get())[[0, -1]]]
+
+    assert run_fleet(fleet, body, tmp_path / "both", bridge=bridge, switches={"QUEUES": "4"}) == [[3.0, 3.0, 30.0, 30.0]] * 2
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:1,amd:1", "amd:1,cpu:1"])
+def test_an_operation_on_the_result_of_the_one_before_waits_for_it(fleet: str, tmp_path: Path) -> None:
+    """The other rank calls nothing before this rank has copied the first input: what did not wait would copy old bytes."""
+
+    def body(comm: isthmus.Comm, copied: Path) -> list[float]:
+        make: Any = (lambda host: host) if on_host() else DeviceArray.of
+        count = 3 << 17
+        comm.barrier()
+        x = make(np.full(count, comm.rank + 1, np.float32))
+        y, z = (make(np.zeros(count, np.float32)) for _ in range(2))
+        if comm.rank == 1:
+            until(copied.exists, "the copy of the first input")
+        before = 0 if on_host() else carried_out()
+        works = [comm.all_reduce(one, "sum", out, async_op=True) for one, out in ((x, y), (y, z), (z, z), (x, y))]
+        if comm.rank == 0:
+            until(lambda: carried_out() - before >= x.nbytes, "the copy of the first input")
+            copied.touch()
+        for work in works:
+            work.wait()
+        return [float(value) for one in (y, z) for value in (one if on_host() else one.get())[[0, -1]]]
+
+    switches = {"QUEUES": "4", "JITTER_US": "2000"}
+    assert run_fleet(fleet, body, tmp_path / "copied", switches=switches) == [[3.0, 3.0, 12.0, 12.0]] * 2
+
+
 @pytest.mark.parametrize("fleet", ["nvidia:2,cpu:1", "amd:2,nvidia:1", "ascend:2,cpu:1"])
 @pytest.mark.parametrize("depth", ["1", "2"])
 def test_a_launch_queue_of_one_or_two_places_is_enough(fleet: str, depth: str) -> None:

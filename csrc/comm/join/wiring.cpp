@@ -38,10 +38,13 @@ void open_streams(const Invitation &invitation, const Device &device, const Agre
   const int ordinal = ordinal_of(agreement, invitation.rank);
   const bool alone = agreement.island && agreement.island->ranks.size() == agreement.ranks.size();
   const auto ours = asked<Ours>(device, invitation.deadline, [context, on = device, ordinal, alone] {
+    // The second first. Of the streams that share a hardware queue with the device's default stream it may be one, if streams take queues by turns: what
+    // the default stream has to tell then comes behind copies in, and not behind a gate of the first stream.
+    const auto beside = context->devices().stream(*on.runtime, on.number, 2 * ordinal + 1);
     return Ours{alone ? context->devices().own_stream(*on.runtime, on.number, ordinal)
                       : context->devices().stream(*on.runtime, on.number, 2 * ordinal),
-                context->devices().stream(*on.runtime, on.number, 2 * ordinal + 1),
-                context->devices().scratch(*on.runtime, on.number), context->devices().arena_on(*on.runtime, on.number)};
+                beside, context->devices().scratch(*on.runtime, on.number),
+                context->devices().arena_on(*on.runtime, on.number)};
   });
   served.stream = ours.stream;
   served.beside = ours.beside;

@@ -7,7 +7,7 @@
 //
 // Ranks that a library serves have two agents, one a list. The device list runs as one queue, so that it is shown to complete as one, but
 // what stands on its second stream has a clock of its own: it knows of the first what was given to it before, and the first learns of it
-// at the end of the operation. A call of the library ends when all ranks of
+// at the end of the operation. What comes early, it is given knowing only that the operation before may begin. A call of the library ends when all ranks of
 // the group have made theirs, and gives what it was given: sums of a group are symbols of their own, whose order nobody knows.
 //
 // Objections: a result that is not the definition of the collective, on any rank, in any byte, with the sums' order and
@@ -39,7 +39,11 @@ struct Operation {
 struct Options {
   uint64_t reaching = ~uint64_t{0};  // a bit a rank: its device reaches the rings that the request says, else none
   bool streams_meet = true;          // false: the second stream of a device does not wait for the first, a broken engine
-  uint64_t credit_chunks = 4;        // chunks (of accumulator width) in flight between two ranks before Send blocks
+  // An operation may come early (plan.hpp, entry rule). Broken engines: its slots and scratch lie where the last ones did; it waits for nothing; all
+  // of it comes early, as if no step stood on the first stream.
+  bool early = false;
+  bool two_places = true, early_waits = true, early_meets = true;
+  uint64_t credit_chunks = 4;  // chunks (of accumulator width) in flight between two ranks before Send blocks
   std::function<void(size_t operation, int rank, plan::Plan &)> mutate;  // breaks a plan before it is run
 };
 
@@ -51,6 +55,7 @@ struct Verdict {
   bool ok = true;
   std::string text;  // the first objection
   uint64_t steps = 0, link_bytes = 0, token_bytes = 0;
+  uint64_t early = 0;  // operations of a rank that came early
   std::vector<RankStats> ranks;
 };
 

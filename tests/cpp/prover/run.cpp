@@ -31,6 +31,7 @@ template <class... A>
 struct Posted {
   uint64_t value;
   Snapshot snapshot;
+  Epoch when;
 };
 struct Frame {
   std::vector<Piece> pieces;
@@ -70,6 +71,7 @@ struct Agent {
   Clock clock;                   // of the stream whose stage runs
   std::optional<Clock> resting;  // of a device's other stream
   bool beside = false;           // the second stream's stage runs
+  bool early = false;            // the operation came early, and no step has stood on the first stream
   size_t operation = 0;
   bool entered = false, compared = false;
   uint32_t t = 0, stage = 0, step = 0;
@@ -246,9 +248,29 @@ class Run {
     if (!a.device) {
       s.entered.push_back(a.clock.now());
       s.came.push_back(a.clock.release());
-    } else a.resting->join(a.clock.release());
+    } else if (a.early = comes_early(a); a.early) {
+      ++verdict.early;
+      if (options_.early_waits) join_begin(a, *a.resting, o - 1);
+    } else {
+      a.resting->join(a.clock.release());
+    }
     a.entered = true;
     return true;
+  }
+
+  bool comes_early(const Agent &a) const {
+    const RankState &s = ranks_[static_cast<size_t>(a.rank)];
+    const auto may = [&](size_t o) { return s.plans[o]->comes_early && chunks_of(*s.plans[o], s.blocks[o].operands()) > 1; };
+    return options_.early && a.operation > 0 && may(a.operation) && may(a.operation - 1);
+  }
+  // That operation may begin here: all that share memory have ended the last one before it that had slots.
+  void join_begin(const Agent &a, Clock &clock, size_t o) {
+    clock.join(ranks_[static_cast<size_t>(a.rank)].came[o]);
+    size_t last = o;
+    while (last > 0 && ranks_[static_cast<size_t>(a.rank)].plans[last - 1]->slot_bytes == 0) --last;
+    for (size_t q = 0; last > 0 && q < world_; ++q)
+      for (size_t l = 0; shares(a.rank, static_cast<int>(q)) && l < lists_; ++l)
+        clock.join(agents_[q * lists_ + l].ends[last - 1]);
   }
 
   // Ranks of my group as the topology has it, libraries and all.
@@ -380,7 +402,8 @@ class Run {
     if (a.t >= stage.skew && a.t - stage.skew < chunks && a.step < stage.steps) {
       const auto c = a.t - stage.skew;
       to_stream(a, stage.beside);
-      if (stage.beside && a.step == 0 && options_.streams_meet) a.clock.join(a.resting->release());
+      if (!stage.beside && options_.early_meets) a.early = false;
+      if (stage.beside && a.step == 0 && options_.streams_meet && !a.early) a.clock.join(a.resting->release());
       const Step &s = p.steps[stage.step + a.step];
       if (a.step == 0 || s.kind != StepKind::Ccl) a.group.clear();
       const bool has_extent = s.kind != StepKind::Post && s.kind != StepKind::Wait && s.kind != StepKind::Taken;
@@ -408,7 +431,10 @@ class Run {
       object("{}: the device touches another rank's ring", where(a));
     if (served && !a.device && (s.memory == Memory::Input || s.memory == Memory::Output))
       object("{}: the host touches the device's memory", where(a));
-    const uint64_t at = span_offset(p, s, c, o);
+    constexpr uint64_t kOtherPlace = uint64_t{1} << 40;
+    const bool lent = s.memory == Memory::Ring || s.memory == Memory::Scratch;
+    const uint64_t at =
+        span_offset(p, s, c, o) + (lent && options_.early && options_.two_places && a.operation % 2 != 0 ? kOtherPlace : 0);
     const uint64_t width = bytes * (s.partial ? ratio(a.operation) : 1);
     if (s.memory == Memory::Ring) {
       const int owner = s.rank < 0 ? a.rank : s.rank;
@@ -489,7 +515,11 @@ class Run {
         auto &posts = ranks_[static_cast<size_t>(a.rank)].counters[s.counter];
         const uint64_t value = (static_cast<uint64_t>(a.operation + 1) << plan::kValueBits) + static_cast<uint64_t>(v);
         if (!posts.empty() && posts.back().value >= value) object("{}: counter {} does not rise", where(a), s.counter);
-        posts.push_back({value, a.clock.release()});
+        // Whoever waits takes a value for all that is below it.
+        if (!posts.empty() && !a.clock.knows(posts.back().when))
+          object("{}: posts counter {} beside the last post", where(a), s.counter);
+        const Epoch when = a.clock.now();
+        posts.push_back({value, a.clock.release(), when});
         return true;
       }
       case StepKind::Wait: {
