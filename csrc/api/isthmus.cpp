@@ -15,6 +15,7 @@
 #include "comm/buffer_memory.hpp"
 #include "comm/communicator.hpp"
 #include "comm/grow.hpp"
+#include "comm/reconfigure.hpp"
 #include "engine/completions.hpp"
 #include "net/wait.hpp"
 #include "observe/dump.hpp"
@@ -44,7 +45,9 @@ struct isthmus_comm {
   std::atomic<bool> destroyed{false};
   std::atomic<uint32_t> inside{0};  // calls that use the communicator just now
   std::atomic<bool> left{false};    // destroy waits no longer for those calls: the last of them lets go of the communicator
-  isthmus_comm *next = nullptr;     // in the list of destroyed handles
+  std::atomic<bool> changing{false};  // its communicator is about to be another one (reconfigure)
+  i::Mutex swap;                      // guards `communicator` where a call does not wait for reconfigure: abort, destroy
+  isthmus_comm *next = nullptr;       // in the list of destroyed handles
   const i::Birth birth;
 };
 
@@ -61,6 +64,8 @@ struct isthmus_meeting {
 };
 
 namespace {
+
+constexpr int64_t kInsideNs = 2'000'000'000;  // for so long destroy and reconfigure wait for calls of other threads
 
 constexpr double kDumpSeconds = 2;  // for so long a flight record that is being written may hold up destroy
 
@@ -103,9 +108,12 @@ class CallInside {
     if (!comm) i::fail(Code::Argument, "the communicator is NULL");
     if (!comm->birth.here()) forked(comm, text_of(what));
     comm->inside.fetch_add(1, std::memory_order_seq_cst);
-    if (!comm->destroyed.load(std::memory_order_seq_cst)) return;
+    const bool destroyed = comm->destroyed.load(std::memory_order_seq_cst);
+    if (!destroyed && !comm->changing.load(std::memory_order_seq_cst)) return;
     if (comm->inside.fetch_sub(1, std::memory_order_seq_cst) == 1) let_go(comm);
-    i::fail(Code::Argument, "the communicator was destroyed");
+    if (destroyed) i::fail(Code::Argument, "the communicator was destroyed");
+    i::fail(Code::Argument, "{}: another thread is in isthmus_comm_reconfigure on this communicator: wait for its end",
+            text_of(what));
   }
   ~CallInside() {
     if (comm_->inside.fetch_sub(1, std::memory_order_seq_cst) == 1) let_go(comm_);
@@ -116,10 +124,24 @@ class CallInside {
     i::fail(Code::Argument, "the communicator was destroyed");
   }
   static void let_go(isthmus_comm_t comm) noexcept {
-    if (comm->left.load(std::memory_order_seq_cst) && comm->left.exchange(false)) comm->communicator.reset();
+    if (!comm->left.load(std::memory_order_seq_cst) || !comm->left.exchange(false)) return;
+    const i::Lock lock(comm->swap);
+    comm->communicator.reset();
   }
   CallInside(const CallInside &) = delete;
   CallInside &operator=(const CallInside &) = delete;
+  // From here on no call but abort and destroy comes in, until the end of this one. Waits for those that are inside.
+  void close() const {
+    comm_->changing.store(true, std::memory_order_seq_cst);
+    for (const int64_t until = i::now_ns() + kInsideNs; comm_->inside.load(std::memory_order_seq_cst) != 1;) {
+      if (i::now_ns() > until) {
+        open();
+        i::fail(Code::Argument, "reconfigure: another thread is in a call on this communicator: wait for its end");
+      }
+      ::sched_yield();
+    }
+  }
+  void open() const noexcept { comm_->changing.store(false, std::memory_order_seq_cst); }
   Communicator *operator->() const noexcept { return comm_->communicator.get(); }
   Communicator &operator*() const noexcept { return *comm_->communicator; }
 
@@ -128,6 +150,17 @@ class CallInside {
   static const char *text_of(Collective c) noexcept { return i::collective_name(c); }
   isthmus_comm_t comm_;
 };
+
+std::shared_ptr<Communicator> epoch_of(isthmus_comm_t comm) {
+  const i::Lock lock(comm->swap);
+  return comm->communicator;
+}
+
+// The old epoch.
+std::shared_ptr<Communicator> go_over(isthmus_comm_t comm, std::shared_ptr<Communicator> epoch) {
+  const i::Lock lock(comm->swap);
+  return std::exchange(comm->communicator, std::move(epoch));
+}
 
 Operation *op_of(isthmus_work_t work) { return reinterpret_cast<Operation *>(work); }
 
@@ -392,6 +425,34 @@ isthmus_result isthmus_comm_grow(isthmus_comm_t comm, const char *ticket, int ne
   });
 }
 
+isthmus_result isthmus_comm_reconfigure(isthmus_comm_t comm, const int *excluded, int count, const char *ticket,
+                                        int newcomers, const int *slots) {
+  return guarded([&] {
+    if (count < 0 || (count > 0 && !excluded))
+      i::fail(Code::Argument, "reconfigure: {} excluded ranks and no list of them", count);
+    i::comm::ReconfigureRequest request{{excluded, excluded + count}, ticket ? ticket : "", newcomers, {}};
+    if (slots && newcomers > 0) request.slots.assign(slots, slots + newcomers);
+    const CallInside inside(comm, "reconfigure");
+    inside.close();
+    struct Opens {
+      const CallInside &inside;
+      ~Opens() { inside.open(); }
+    } const opens{inside};
+    i::comm::Reconfigured made = i::comm::reconfigure(*inside, request);
+    i::observe::watch(made.epoch);
+    const std::shared_ptr<Communicator> old = go_over(comm, made.epoch);
+    i::observe::settle_dumps(kDumpSeconds);
+    i::observe::unwatch(*old);
+    old->destroy();
+    if (comm->destroyed.load(std::memory_order_seq_cst)) {  // meanwhile, and perhaps it was the old epoch that destroy saw
+      i::observe::unwatch(*made.epoch);
+      made.epoch->destroy();
+      i::fail(Code::Argument, "reconfigure: the communicator was destroyed meanwhile");
+    }
+    return made.newcomers.ok() ? ISTHMUS_OK : failed(made.newcomers.code, made.newcomers.text);
+  });
+}
+
 isthmus_result isthmus_join(const char *ticket, int slot, const isthmus_options *options, isthmus_comm_t *comm) {
   return guarded([&] {
     if (!ticket || !comm) i::fail(Code::Argument, "join: ticket and comm must not be NULL");
@@ -443,14 +504,15 @@ isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
     comm->next = destroyed_handles.load(std::memory_order_relaxed);
     while (!destroyed_handles.compare_exchange_weak(comm->next, comm, std::memory_order_release)) {}
     i::observe::settle_dumps(kDumpSeconds);
-    i::observe::unwatch(*comm->communicator);
-    comm->communicator->destroy();
+    const std::shared_ptr<Communicator> communicator = epoch_of(comm);
+    i::observe::unwatch(*communicator);
+    communicator->destroy();
     // Pending operations have ended, so calls of other threads are on their way out. Two kinds of call are not: a call of this thread (an
     // interrupt check or a callback inside the call has called destroy), and a call that is stuck in a vendor's library. Such a call lets go
     // of the communicator when the call ends.
-    const int64_t until = i::now_ns() + 2'000'000'000;
+    const int64_t until = i::now_ns() + kInsideNs;
     while (comm->inside.load(std::memory_order_seq_cst) != 0 && i::now_ns() < until) {
-      comm->communicator->local().context().wake();
+      communicator->local().context().wake();
       ::sched_yield();
     }
     comm->left.store(true, std::memory_order_seq_cst);
@@ -507,6 +569,10 @@ isthmus_result isthmus_dump_settle(double seconds) {
 
 isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason) {
   return guarded([&] {
+    if (comm && comm->birth.here() && comm->changing.load(std::memory_order_seq_cst)) {  // it ends the wait of that call
+      if (const auto epoch = epoch_of(comm)) epoch->abort(reason ? reason : "");
+      return ISTHMUS_OK;
+    }
     CallInside(comm, "abort")->abort(reason ? reason : "");
     return ISTHMUS_OK;
   });

@@ -26,14 +26,14 @@ void DeviceEnding::begin(uint64_t bytes) noexcept {
 }
 
 // The library aborts before the gates open: a call that stands behind a gate may be one that must not begin, of sizes that do not fit, say.
-void DeviceEnding::abort() noexcept {
+void DeviceEnding::abort(Spare spare) noexcept {
   int64_t since = 0;
   const int64_t now = now_ns();
   if (aborted_ns_.compare_exchange_strong(since, now)) {
     since = now;
     work_.cancelled.store(true, std::memory_order_release);
-    if (work_.communicator) work_.communicator->abort();
   }
+  if (spare == Spare::Nothing && work_.communicator && !library_aborted_.exchange(true)) work_.communicator->abort();
   if (!work_.communicator || !work_.communicator->aborting() || now - since >= kAbort) work_.doors.let_go();
 }
 

@@ -37,12 +37,20 @@ class DeviceEnding {
 
   // The stream has run to the end of what was submitted.
   bool idle() const noexcept { return (has_ended() && !unfinished_.load()) || dead_.load(std::memory_order_acquire); }
+  // All that was submitted has ended on a device that works, and nothing was left behind.
+  bool quiet() const noexcept {
+    return has_ended() && !unfinished_.load() && !left_behind_.load() && !dead_.load(std::memory_order_acquire);
+  }
+  bool library_aborted() const noexcept { return library_aborted_.load(); }
   bool stopped() const noexcept { return work_.stream->cuts() != cuts_.load(); }  // the stream, with work of ours
 
   // After abort() nothing more is begun, and no gate holds as soon as the library keeps to that too. So abort() is called again until settled(),
   // which says whether nothing of ours runs on the stream any more. After some time settled() gives up: a thread that is stuck in the library is
   // then left behind. Any thread.
-  void abort() noexcept;
+  // `spare`: the library's communicator stays as it is, for the next epoch. Only where nothing of ours stands on the stream, and nothing more is
+  // submitted.
+  enum class Spare : uint8_t { Nothing, Library };
+  void abort(Spare spare = Spare::Nothing) noexcept;
   // `alone`: some rank of the group will not make the call that may run now, so the call need not be given time to end. `refused`: the stream
   // cannot be stopped.
   bool settled(int64_t now_ns, bool alone, bool refused) noexcept;
@@ -67,7 +75,7 @@ class DeviceEnding {
   std::atomic<uint64_t> exchanges_{0};  // ticket of the last messages that the library was given
   std::atomic<uint64_t> last_bytes_{0};
   std::atomic<int64_t> aborted_ns_{0};
-  std::atomic<bool> left_behind_{false}, unfinished_{false}, dead_{false};
+  std::atomic<bool> left_behind_{false}, unfinished_{false}, dead_{false}, library_aborted_{false};
 };
 
 }  // namespace isthmus::collective

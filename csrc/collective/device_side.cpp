@@ -112,11 +112,28 @@ void DeviceSide::drop_bounces(bool lost) noexcept {
 // After an abort the gates hold nothing. So work behind the gates may fill slots that other ranks still read. The other ranks are told first, by
 // `overrun`.
 void DeviceSide::abort() noexcept {
+  bool idle;
   {
     const SubmitLock::Held order = core_.collective_lock.try_take();  // not held: a thread submits just now
-    if (!order || !executor_->ending().idle()) core_.mail->overrun.value.store(1, std::memory_order_seq_cst);
+    idle = order && executor_->ending().idle();
+    if (!idle) core_.mail->overrun.value.store(1, std::memory_order_seq_cst);
   }
-  executor_->ending().abort();
+  // Who submits looks for the failure with the lock, so nothing comes to what was idle.
+  const bool spares = idle && core_.failed();
+  executor_->ending().abort(spares ? DeviceEnding::Spare::Library : DeviceEnding::Spare::Nothing);
+}
+
+DeviceSide::DeviceEstate DeviceSide::estate() noexcept {
+  const SubmitLock::Held order = core_.collective_lock.try_take();
+  if (!order) return {};
+  if (!executor_) return {true, {}};
+  return {executor_->ending().quiet(), lane_.estate()};
+}
+
+void DeviceSide::let_go_library() noexcept {
+  const SubmitLock::Held order =
+      core_.collective_lock.take(nullptr, [this] { return core_.leave_behind(core_.collective_lock); });
+  if (order) lane_.let_go();
 }
 
 // A rank of the library's group has ended, or has not come to the collective that this rank is in.

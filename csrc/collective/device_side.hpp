@@ -32,7 +32,7 @@ class DeviceSide {
   bool sound(const Operation &op) noexcept;                    // false: the library has failed, and so has the communicator
   bool capturing(void *stream);                                // the user's stream. Any thread
 
-  engine::IslandLane &lane() noexcept { return lane_; }  // messages by the library
+  LibraryLane &lane() noexcept { return lane_; }  // messages by the library
 
   // Plain host memory of the user's is copied before the device is given anything, as the device goes on (true: something was copied), and at
   // the end.
@@ -47,6 +47,14 @@ class DeviceSide {
           entered) noexcept;  // nothing of ours runs on the device any more. `entered`: the collective in which this rank is
   void stop_stream() noexcept { stop_.stop(health_.first_stream()); }
   void died() noexcept;  // the device has failed
+
+  // The next epoch. `quiet`: nothing of ours runs on the device. Any thread; after a failure, or where the program submits nothing.
+  struct DeviceEstate {
+    bool quiet = false;
+    LibraryEstate library;
+  };
+  DeviceEstate estate() noexcept;
+  void let_go_library() noexcept;  // with the right to execute
 
   // The end of the communicator. Returns the executor. Null: a thread that is stuck works with the executor, and keeps it.
   std::unique_ptr<DeviceExecutor> take_executor() noexcept;

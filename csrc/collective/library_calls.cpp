@@ -54,6 +54,9 @@ void call_library(QueuedWork &work, const Operation &op, const plan::Step &step,
   ccl::IslandCommunicator &c = *work.communicator;
   const DType dtype = op.call.dtype;
   const uint64_t count = bytes / dtype_size(dtype);
+  if (step.call == IslandCall::Send) work.place.sends_to(static_cast<uint32_t>(step.peer));
+  else if (step.call == IslandCall::Recv) work.place.receives_from(static_cast<uint32_t>(step.peer));
+  else ++work.place.calls;
   const bool by_rank = step.op == RedOp::PremulSum && op.call.op == RedOp::PremulSum;
   const ccl::Reduction by =
       by_rank ? ccl::Reduction::multiplied(factor_bits(op.call)) : ccl::Reduction(step.op, step.halvings);

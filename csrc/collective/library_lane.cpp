@@ -24,12 +24,29 @@ uint64_t LibraryLane::exchanged() const noexcept { return side_.executor()->sign
 
 bool LibraryLane::sound(const Operation &op) noexcept { return side_.sound(op); }
 
+LibraryEstate LibraryLane::estate() const {
+  if (!has_library()) return {};
+  DeviceExecutor &executor = *side_.executor();
+  if (!executor.ending().quiet() || executor.ending().library_aborted() || executor.failed()) return {};
+  return {executor.work_->place, executor.work_->communicator, executor.work_->stream};
+}
+
+void LibraryLane::let_go() noexcept {
+  if (has_library()) side_.executor()->work_->communicator.reset();
+}
+
+bool LibraryLane::has_library() const noexcept {
+  const DeviceExecutor *const executor = side_.executor();
+  return executor && executor->work_->communicator;
+}
+
 void LibraryLane::give(std::span<Operation *const> messages) {
   struct Group {
     ccl::IslandCommunicator *library;
     std::span<Operation *const> messages;
     const std::vector<int> *ranks;
-  } here{side_.executor()->work_->communicator.get(), messages, &side_.ranks()};
+    LibraryPlace *place;
+  } here{side_.executor()->work_->communicator.get(), messages, &side_.ranks(), &side_.executor()->work_->place};
   here.library->together(
       [](void *context) {
         const Group &g = *static_cast<Group *>(context);
@@ -37,6 +54,8 @@ void LibraryLane::give(std::span<Operation *const> messages) {
           const engine::Call &c = op->call;
           const auto peer = static_cast<int>(std::find(g.ranks->begin(), g.ranks->end(), c.root) - g.ranks->begin());
           const uint64_t count = c.bytes / dtype_size(c.dtype);
+          if (c.collective == Collective::Send) g.place->sends_to(static_cast<uint32_t>(peer));
+          else g.place->receives_from(static_cast<uint32_t>(peer));
           if (c.collective == Collective::Send) g.library->send(c.input, count, c.dtype, peer);
           else g.library->recv(c.output, count, c.dtype, peer);
         }

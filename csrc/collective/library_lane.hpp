@@ -3,6 +3,7 @@
 #pragma once
 
 #include "collective/engine_names.hpp"
+#include "collective/succession.hpp"
 #include "engine/island_lane.hpp"
 
 namespace isthmus::collective {
@@ -18,6 +19,12 @@ class LibraryLane final : public engine::IslandLane {
   void exchange(std::span<Operation *const> messages, uint64_t ticket) override;
   uint64_t exchanged() const noexcept override;
   bool sound(const Operation &op) noexcept override;
+
+  // What the next epoch may have of the library; empty where it is not whole. With the collective lock, as let_go(): after that the library's
+  // communicator is the next epoch's.
+  LibraryEstate estate() const;
+  void let_go() noexcept;
+  bool has_library() const noexcept;
 
  private:
   void give(std::span<Operation *const> messages);

@@ -14,6 +14,7 @@
 #include "collective/host_doors.hpp"
 #include "collective/scratch_loan.hpp"
 #include "collective/stream_ties.hpp"
+#include "collective/succession.hpp"
 #include "device/runtime.hpp"
 #include "process/device_scratch.hpp"
 
@@ -24,7 +25,8 @@ struct DeviceExecutorSetup {
   std::shared_ptr<ccl::Library> library;
   std::shared_ptr<device::Stream> stream;
   std::shared_ptr<device::Stream> beside;                 // for stages that say so; null: they stand on the one stream too
-  std::unique_ptr<ccl::IslandCommunicator> communicator;  // or null
+  std::shared_ptr<ccl::IslandCommunicator> communicator;  // or null; shared while one epoch follows another
+  LibraryPlace place;                                     // in it, and what it was called for so far
   std::vector<int> ranks;                                 // of the communicator above us, by position in the group
   std::shared_ptr<process::DeviceScratch> scratch;        // of the device
   uint64_t first_scratch = 0;                             // bytes of scratch that are there from the beginning

@@ -27,6 +27,10 @@ class SlotMemory {
       : core_(core), rings_(core.context->arena(), std::move(read)), fixed_(fixed), allocated_(fixed_bytes) {}
 
   void fix(uint64_t bytes);  // all ranks that share memory have a ring of so many bytes at a fixed place; 0: they have none
+  // The fixed place, for the next epoch. After let_go_fixed() it is no more this rank's.
+  uint64_t fixed() const noexcept { return fixed_; }
+  uint64_t fixed_room() const noexcept { return fixed_ != 0 ? allocated_ : 0; }
+  void let_go_fixed() noexcept { fixed_ = fixed_bytes_ = 0; }
   // In operations that leave slots to devices, the memory of these slots is closed to this process (the setting GuardSlots).
   void guard(std::vector<std::span<std::byte>> slots) { guarded_ = std::move(slots); }
   void let_in(SlotAccess whom) noexcept;  // to guarded slots

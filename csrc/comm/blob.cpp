@@ -93,6 +93,9 @@ std::vector<std::byte> pack(const RankBlob &b) {
   w.bytes(b.library_terms.data(), b.library_terms.size());
   w.bytes(b.ucx.data(), b.ucx.size());
   w.bytes(b.key.data(), b.key.size());
+  w.number(b.before);
+  w.number(static_cast<uint8_t>(b.quiet));
+  w.number(b.library);
   return std::move(w.out);
 }
 
@@ -142,6 +145,13 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   const auto key = r.bytes(16);
   r.must(key.size() == b.key.size());
   std::memcpy(b.key.data(), key.data(), b.key.size());
+  r.number(b.before);
+  r.must(b.before >= -1);
+  uint8_t quiet = 0;
+  r.number(quiet);
+  r.must(quiet <= 1);
+  b.quiet = quiet != 0;
+  r.number(b.library);
   r.end();
   return b;
 }

@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "bootstrap/mesh.hpp"
+#include "collective/succession.hpp"
 #include "topology/topology.hpp"
 
 namespace isthmus::comm {
@@ -28,6 +29,9 @@ struct RankBlob {
   std::vector<std::byte> ucx;            // how UCX reaches the rank's process, where it is the bridge
   int64_t leader_bytes = -1;             // what the rank's settings say of the leader exchange; -1: nothing
   bootstrap::Bytes16 key{};              // rank 0's is the job key
+  int32_t before = -1;                   // the rank in the epoch that ends with this one; -1: there is none
+  bool quiet = false;                    // nothing of this rank comes to memory of that epoch any more
+  collective::LibraryPlace library;      // in the library's communicator of that epoch
 };
 
 std::vector<std::byte> pack(const RankBlob &blob);

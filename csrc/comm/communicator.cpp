@@ -88,6 +88,7 @@ Communicator::~Communicator() { destroy(); }
 
 void Communicator::destroy() noexcept {
   if (!local_ || destroyed_.exchange(true)) return;
+  local_->succession().give_back();
   local_->leave(now_ns() + seconds_to_ns(timeout()));
   context_->mesh().drop_key(key_);  // each communicator added the key once
   use_.end();

@@ -90,8 +90,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Communicator(const join::Invitation &invitation, const bootstrap::Bytes16 &key, join::Seat &seat);
   // Collective over the ranks that meet in the invitation's exchange.
   static std::shared_ptr<Communicator> make(const join::Invitation &invitation, process::Context::Lease use);
-  // The invitation to a communicator that is made from this communicator.
-  join::Invitation invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline) const;
+  // The invitation to a communicator that is made from this communicator. Ends: this one leaves what it has to the new one, once all ranks have
+  // that (Succession::keep).
+  enum class Parent : uint8_t { GoesOn, Ends };
+  join::Invitation invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline,
+                          Parent what = Parent::GoesOn) const;
 
   process::Context::Lease use_;
   const std::shared_ptr<process::Context> context_;

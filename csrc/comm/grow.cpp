@@ -31,7 +31,7 @@ constexpr int64_t kAskNs = 20'000'000;      // between two looks of a newcomer f
 constexpr const char *kLastWord = "grown";  // what the members tell a newcomer over the new communicator
 constexpr std::byte kHave{1}, kHaveNot{2};
 // What a rank contributes to the first agreement; a rank that calls agree() or shrink() contributes something else.
-constexpr uint64_t kGrows = 0x6973'746d'6772'6f77;
+constexpr uint64_t kGrows = 0x6973'746d'6772'6f77, kGoesOver = 0x6973'746d'6f76'6572;
 constexpr uint64_t kMade = 1, kMayTryAgain = 2;  // as in a shrink, whose unconfirmed agreement this may be
 
 Blob pack(const Ask &ask) {
@@ -121,6 +121,7 @@ class Growing {
         ranks_(GrownRanks::of(whole.size(), request.newcomers, request.slots)),
         deadline_(deadline),
         making_(part_of(deadline, 0.8)),
+        parent_(request.ends ? Communicator::Parent::Ends : Communicator::Parent::GoesOn),
         unconfirmed_(unconfirmed) {
     mine_.ticket = hash_of(request.ticket);
     mine_.newcomers = request.newcomers;
@@ -140,6 +141,7 @@ class Growing {
   const bootstrap::Ticket ticket_;
   const GrownRanks ranks_;
   const Deadline deadline_, making_;  // of the whole, and of all but the last agreement
+  const Communicator::Parent parent_;
   uint64_t &unconfirmed_;
   Ask mine_;
   std::optional<bootstrap::Newcomers> come_;  // on the host
@@ -156,9 +158,10 @@ void Growing::confirm_last() {
 void Growing::begin_together() {
   rank::RankAgreement &agreement = local_.agreement();
   const bool failed = local_.core().failed();
+  const uint64_t mine = parent_ == Communicator::Parent::Ends ? kGoesOver : kGrows;
   uint64_t flags = 0;
   try {
-    flags = agreement.agree(failed ? 0 : kGrows, {}, false, deadline_).flags;
+    flags = agreement.agree(failed ? 0 : mine, {}, false, deadline_).flags;
   } catch (const Error &e) { throw Error(e.code(), formatted("{}: {}", name(), e.text())); }
   if (failed) {
     const Status why = local_.core().failure();
@@ -167,8 +170,7 @@ void Growing::begin_together() {
   const rank::RankSet members = agreement.members();
   for (int r = 0; r < whole_.size(); ++r)
     if (!members.has(r)) fail(Code::PeerLost, "{}: rank {} is lost: shrink first, and grow what is left", name(), r);
-  if (flags != kGrows)
-    fail(Code::Aborted, "{}: on another rank the communicator has failed, or it made another call", name());
+  if (flags != mine) fail(Code::Aborted, "{}: on another rank the communicator has failed, or it made another call", name());
 }
 
 std::shared_ptr<Communicator> Growing::make(PartExchange &members) {
@@ -183,7 +185,7 @@ std::shared_ptr<Communicator> Growing::make(PartExchange &members) {
   }
   GrowExchange exchange(members, ranks_, host, come_ ? &*come_ : nullptr);
   join::Invitation invitation =
-      whole_.invite(exchange, ranks_.members[static_cast<size_t>(whole_.rank())], ranks_.world(), making_);
+      whole_.invite(exchange, ranks_.members[static_cast<size_t>(whole_.rank())], ranks_.world(), making_, parent_);
   invitation.name = mine_.name;
   invitation.members = said;
   auto made = Communicator::make(invitation, whole_.use_.again());
@@ -241,7 +243,10 @@ std::shared_ptr<Communicator> Growing::made() {
     why = verdict.out.count() ? Status{Code::PeerLost, formatted("{}: a rank was lost meanwhile: shrink first", name())}
                               : Status{Code::System, formatted("{}: another rank could not make it", name())};
   tell_newcomers(made.get(), have, why);
-  if (have) return made;
+  if (have) {
+    if (parent_ == Communicator::Parent::Ends) made->local().succession().keep(local_.succession());
+    return made;
+  }
   if (made) made->destroy();
   throw Error(why.code, why.text);
 }

@@ -14,6 +14,7 @@ struct GrowRequest {
   int newcomers = 1;
   std::vector<int> slots;  // which ranks the newcomers are; empty: those behind the members
   std::string name;
+  bool ends = false;  // the communicator ends with the call, and leaves what it has to the new one
 };
 
 struct JoinRequest {

@@ -56,8 +56,10 @@ std::vector<int> ranks_of(const std::vector<Choice> &choices, int color) {
 
 }  // namespace
 
-join::Invitation Communicator::invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline) const {
-  const join::Parent parent{key_, topology_.ranks[static_cast<size_t>(this->rank())]};
+join::Invitation Communicator::invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline,
+                                      Parent what) const {
+  const join::Parent parent{key_, topology_.ranks[static_cast<size_t>(this->rank())],
+                            what == Parent::Ends ? local_.get() : nullptr};
   return {{}, {}, rank, world, settings_, context_, parent, exchange, deadline};
 }
 
@@ -112,7 +114,8 @@ class Shrinking {
         name_(name.empty() ? whole.name() + "/shrink" : name),
         deadline_(deadline),
         unconfirmed_(unconfirmed) {}
-  std::shared_ptr<Communicator> to(const std::vector<int> &left);          // the same list on all of them
+  std::shared_ptr<Communicator> to(const std::vector<int> &left,
+                                   Communicator::Parent parent);           // the same list on all of them
   std::shared_ptr<Communicator> agreed(const std::vector<int> &excluded);  // lists may be unlike
 
  private:
@@ -120,7 +123,8 @@ class Shrinking {
     return static_cast<int>(std::find(left.begin(), left.end(), whole_.rank()) - left.begin());
   }
   // The communicator of the ranks `left`, which meet in the exchange.
-  std::shared_ptr<Communicator> make(const std::vector<int> &left, bootstrap::Exchange &exchange);
+  std::shared_ptr<Communicator> make(const std::vector<int> &left, bootstrap::Exchange &exchange,
+                                     Communicator::Parent parent);
   Communicator &whole_;
   rank::Rank &local_;
   const std::string name_;
@@ -154,7 +158,7 @@ std::shared_ptr<Communicator> Shrinking::agreed(const std::vector<int> &excluded
     std::shared_ptr<Communicator> made;
     Status why;
     try {
-      made = make(left, exchange);
+      made = make(left, exchange, Communicator::Parent::Ends);
     } catch (const Error &e) { why = {e.code(), e.text()}; } catch (const std::exception &e) {
       why = {Code::Resource, e.what()};
       exchange.give_up(why);
@@ -163,7 +167,10 @@ std::shared_ptr<Communicator> Shrinking::agreed(const std::vector<int> &excluded
     unconfirmed_ = agreement.number();
     const uint64_t mine = made ? kMade | kMayTryAgain : why.code == Code::PeerLost ? kMayTryAgain : 0;
     const uint64_t all = agreement.agree(mine, {}, false, deadline_).flags;
-    if (all & kMade) return made;
+    if (all & kMade) {
+      if (made) made->local().succession().keep(local_.succession());
+      return made;
+    }
     if (made) made->destroy();
     if (!(all & kMayTryAgain) || deadline_.passed())
       throw Error(why.ok() ? Code::System : why.code,
@@ -174,7 +181,7 @@ std::shared_ptr<Communicator> Shrinking::agreed(const std::vector<int> &excluded
   }
 }
 
-std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left) {
+std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left, Communicator::Parent parent) {
   // The first rank that is left gives the others an id: nothing is collective over a communicator from which ranks are gone.
   std::array<std::byte, 128> id{};
   std::vector<std::byte> ids(left.size() * id.size());
@@ -188,14 +195,17 @@ std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left) {
   std::memcpy(id.data(), ids.data(), id.size());
   const auto exchange =
       bootstrap::id_exchange(id, number_in(left), static_cast<int>(left.size()), whole_.settings(), deadline_);
-  return make(left, *exchange);
+  auto made = make(left, *exchange, parent);
+  if (parent == Communicator::Parent::Ends) made->local().succession().keep(local_.succession());
+  return made;
 }
 
-std::shared_ptr<Communicator> Shrinking::make(const std::vector<int> &left, bootstrap::Exchange &exchange) {
+std::shared_ptr<Communicator> Shrinking::make(const std::vector<int> &left, bootstrap::Exchange &exchange,
+                                              Communicator::Parent parent) {
   std::string said;
   for (const int r : left) said += formatted("{}{}", said.empty() ? "ranks " : ",", r);
   said += formatted(" of '{}'", whole_.name());
-  join::Invitation invitation = whole_.invite(exchange, number_in(left), static_cast<int>(left.size()), deadline_);
+  join::Invitation invitation = whole_.invite(exchange, number_in(left), static_cast<int>(left.size()), deadline_, parent);
   invitation.name = name_;
   invitation.members = said;
   return Communicator::make(invitation, whole_.use_.again());
@@ -216,7 +226,8 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
   std::vector<int> left;
   for (int r = 0; r < size(); ++r)
     if (std::find(excluded.begin(), excluded.end(), r) == excluded.end()) left.push_back(r);
-  return Shrinking(*this, name, deadline, unconfirmed_).to(left);
+  return Shrinking(*this, name, deadline, unconfirmed_)
+      .to(left, mode == Shrink::Keep ? Communicator::Parent::GoesOn : Communicator::Parent::Ends);
 }
 
 }  // namespace isthmus::comm

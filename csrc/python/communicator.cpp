@@ -252,6 +252,35 @@ py::object PythonCommunicator::shrink(const std::vector<int> &exclude, int mode,
   return py::capsule(static_cast<void *>(child), kHandleCapsule);
 }
 
+void PythonCommunicator::reconfigure(const std::vector<int> &exclude, const std::optional<std::string> &ticket, int n,
+                                     const std::optional<std::vector<int>> &slots) {
+  isthmus_comm_t c = handle("reconfigure");
+  if (!c) throw PythonError();
+  if (slots && static_cast<int>(slots->size()) != n) {
+    raise_argument("reconfigure: %zu slots for %d newcomers; give one for each, or none", slots->size(), n);
+    throw PythonError();
+  }
+  const ActiveCall use(this);
+  isthmus_result result;
+  std::string why;
+  int rank, size;  // also where it fails: the newcomers alone may not have come in
+  {
+    NoGil nogil;
+    result = isthmus_comm_reconfigure(c, exclude.data(), static_cast<int>(exclude.size()), text(ticket), n,
+                                      slots ? slots->data() : nullptr);
+    if (result != ISTHMUS_OK) why = isthmus_last_error();
+    rank = isthmus_comm_rank(c);
+    size = isthmus_comm_size(c);
+  }
+  if (rank >= 0) {
+    rank_ = rank;
+    size_ = size;
+  }
+  if (result == ISTHMUS_OK) return;
+  raise(result, why.c_str());
+  throw PythonError();
+}
+
 py::tuple PythonCommunicator::agree(uint64_t flags, const std::vector<int> &failed, bool allow_minority,
                                     std::optional<double> timeout) {
   isthmus_comm_t c = handle("agree");

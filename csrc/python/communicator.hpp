@@ -50,6 +50,9 @@ class PythonCommunicator {
   py::object split(int color, int key, const std::optional<std::string> &name);  // a capsule, or None
   // A capsule. mode: isthmus_shrink_mode.
   py::object shrink(const std::vector<int> &exclude, int mode, const std::optional<std::string> &name);
+  // The handle goes over to a new epoch: see isthmus_comm_reconfigure.
+  void reconfigure(const std::vector<int> &exclude, const std::optional<std::string> &ticket, int n,
+                   const std::optional<std::vector<int>> &slots);
   py::tuple agree(uint64_t flags, const std::vector<int> &failed, bool allow_minority, std::optional<double> timeout);
   std::string topology();
   std::string dump();

@@ -92,6 +92,8 @@ void add_communicator(py::module_ &m) {
            "Sets the deadline of this rank's later operations, in seconds.")
       .def("_split", &PythonCommunicator::split, py::arg("color"), py::arg("key"), py::arg("name"))
       .def("_shrink", &PythonCommunicator::shrink, py::arg("exclude"), py::arg("mode"), py::arg("name"))
+      .def("_reconfigure", &PythonCommunicator::reconfigure, py::arg("exclude"), py::arg("ticket"), py::arg("n"),
+           py::arg("slots"))
       .def("_ticket", &make_ticket, py::arg("timeout"))
       .def("_joiners", &joiners, py::arg("ticket"))
       .def("_grow", &grow, py::arg("ticket"), py::arg("n"), py::arg("slots"), py::arg("name"))

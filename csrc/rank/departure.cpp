@@ -71,10 +71,11 @@ bool Departure::wait_for_others(std::atomic<bool> PeerRank::*flag, int64_t ns) n
 // To end a communicator, a library may need all ranks of the island, and first of all the process that made the id. oneCCL ends a process that
 // comes late. So the library's communicator ends where all ranks come at nearly the same time, the maker of the id last. Else the library's
 // communicator is left as it is.
-bool Departure::leave_library(std::unique_ptr<DeviceExecutor> executor, bool broken) noexcept {
+bool Departure::leave_library(std::unique_ptr<DeviceExecutor> executor, bool has_library, bool broken) noexcept {
   constexpr int64_t kTogether = 2'000'000'000, kLast = 5'000'000'000;
   const std::vector<int> &island = collectives_.device().ranks();
-  if (island.empty()) return executor->ending().idle();  // no library: the stream has run to its end, or is left as it is
+  // No library, or the next epoch has it: the stream has run to its end, or is left as it is.
+  if (!has_library) return executor->ending().idle();
   const int maker = island[0];
   bool together = !broken && wait_for_others(&PeerRank::left, kTogether);
   if (core_.id.rank == maker) together = together && wait_for_others(&PeerRank::left_library, kLast);
@@ -93,11 +94,12 @@ bool Departure::leave_library(std::unique_ptr<DeviceExecutor> executor, bool bro
 void Departure::leave_devices(bool broken) noexcept {
   DeviceSide &device = collectives_.device();
   core_.exec.take();  // the thread that drives may look at the device just now
+  const bool has_library = device.lane().has_library();
   std::unique_ptr<DeviceExecutor> executor = device.take_executor();
   messages_.leave();
   if (!executor) device.leave_executor();
   core_.exec.give();
-  const bool ended = executor && leave_library(std::move(executor), broken);
+  const bool ended = executor && leave_library(std::move(executor), has_library, broken);
   device.drop_bounces(!ended);
   if (!ended) collectives_.memory().lose();
 }

@@ -42,7 +42,7 @@ class Departure {
   void say(int rank, Leaving how) noexcept;
   void leave_devices(bool broken) noexcept;
   // The library's communicator ends behind what was submitted. True: the device has run to the end of all.
-  bool leave_library(std::unique_ptr<DeviceExecutor> executor, bool broken) noexcept;
+  bool leave_library(std::unique_ptr<DeviceExecutor> executor, bool has_library, bool broken) noexcept;
   template <class Holds>
   bool of_all_others(Holds holds) const noexcept;  // of the island's ranks
   bool wait_for_others(std::atomic<bool> PeerRank::*flag, int64_t ns) noexcept;

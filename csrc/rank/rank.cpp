@@ -60,19 +60,14 @@ Rank::Rank(RankSetup &s, Parts parts)
       events_(core_, collectives_, messages_, driver_),
       exchange_(core_),
       agreement_(core_),
-      departure_(core_, collectives_, messages_, driver_, s.mailbox_offset) {}
+      departure_(core_, collectives_, messages_, driver_, s.mailbox_offset),
+      succession_(core_, collectives_, messages_, driver_) {}
 
 Rank::~Rank() {
   if (core_.birth.here()) return;
   collectives_.device().forget();
   messages_.forget();
   collectives_.memory().take_all();
-}
-
-void Rank::fix_rings(uint64_t bytes, std::vector<std::byte *> rings) {
-  collectives_.memory().fix(bytes);
-  if (DeviceExecutor *const executor = collectives_.device().executor(); executor && !rings.empty())
-    executor->reaches(std::move(rings));
 }
 
 void Rank::open_peers() {

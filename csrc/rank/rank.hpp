@@ -27,6 +27,7 @@
 #include "rank/names.hpp"
 #include "rank/rank_exchange.hpp"
 #include "rank/rank_port.hpp"
+#include "rank/succession.hpp"
 
 namespace isthmus::rank {
 
@@ -70,9 +71,6 @@ class Rank final : public std::enable_shared_from_this<Rank>, private OperationS
   Rank(const Rank &) = delete;
   Rank &operator=(const Rank &) = delete;
 
-  // Rings of up to `bytes` are at their fixed places on all ranks that share memory with this one. `rings`: where this rank's device finds the
-  // rings, by rank, or empty. Called before the first operation.
-  void fix_rings(uint64_t bytes, std::vector<std::byte *> rings);
   void open_peers();  // called before the first operation and the first frame, once peers() is filled
 
   const Identity &id() const noexcept { return core_.id; }
@@ -87,6 +85,7 @@ class Rank final : public std::enable_shared_from_this<Rank>, private OperationS
   PeerEvents &events() noexcept { return events_; }
   RankExchange &exchange() noexcept { return exchange_; }
   RankAgreement &agreement() noexcept { return agreement_; }
+  Succession &succession() noexcept { return succession_; }
   process::LocalRank &port() noexcept { return port_; }
 
   // Submission. The operation is fully described (call, blocks, plan or one-hop) and the submitter holds a reference.
@@ -118,6 +117,7 @@ class Rank final : public std::enable_shared_from_this<Rank>, private OperationS
   RankExchange exchange_;
   RankAgreement agreement_;
   Departure departure_;
+  Succession succession_;
   InlineOperation inline_;
 };
 

@@ -151,6 +151,39 @@ class Comm(_core.Comm):
         child._name = name or f"{self.name}/grow"
         return child
 
+    def reconfigure(
+        self,
+        exclude: Sequence[int] = (),
+        *,
+        members: Sequence[int] | None = None,
+        ticket: str | None = None,
+        n: int | None = None,
+        slots: Sequence[int] | None = None,
+    ) -> None:
+        """Goes over to a new epoch: this communicator has other ranks from now on. Collective over the ranks that stay.
+
+        - Out are the ranks that are gone, and those that any rank names in `exclude`, or leaves out of `members`. They may
+          live, and do not call.
+        - With a `ticket` (all ranks or none) `n` processes (1) come in, as by `grow`.
+        - The ranks that stay keep their order, and are numbered without gaps: `rank` and `size` are other numbers then. The
+          name and the timeout stay.
+        - What did not change goes on: connections, memory that devices have registered, and the library's communicator of
+          each island that has the same processes and in which no operation stands.
+
+        The call waits for operations that are in flight. Meanwhile other threads' calls on this communicator fail, but for
+        abort and destroy. It may be called after a failure. Where it raises, this communicator is as it was, and aborted if
+        ranks were out. Where the newcomers alone could not come in, it has gone over to the ranks that were left, on all of
+        them, and the error says so.
+        """
+        if members is not None:
+            if exclude:
+                raise ArgumentError("reconfigure: give `exclude` or `members`, not both")
+            if strange := sorted(set(members) - set(range(self.size))):
+                raise ArgumentError(f"reconfigure: there is no rank {strange[0]} among {self.size}")
+            exclude = sorted(set(range(self.size)) - set(members))
+        count = (0 if ticket is None else 1) if n is None else n
+        self._reconfigure(list(exclude), ticket, count, None if slots is None else list(slots))
+
     def replace(self, ranks: Sequence[int], ticket: str, *, name: str | None = None) -> Comm:
         """Makes a communicator in which newcomers have the places of `ranks`. Collective over the other ranks.
 
@@ -164,13 +197,15 @@ class Comm(_core.Comm):
         _, out = self.agree(failed=wanted)
         if out != wanted:
             raise PeerLostError(f"replace: the ranks {out} are lost, not {wanted}; call again with all that are lost")
-        rest = self.shrink()
+        rest = self.shrink(name=name or self.name)
         try:
             if rest.size != self.size - len(wanted):
                 raise PeerLostError("replace: a further rank was lost meanwhile; agree() says which, and call again")
-            return rest.grow(ticket, len(wanted), slots=wanted, name=name or self.name)
-        finally:
+            rest.reconfigure(ticket=ticket, n=len(wanted), slots=wanted)
+        except BaseException:
             rest.destroy()
+            raise
+        return rest
 
     def explain(
         self,

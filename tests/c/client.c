@@ -307,6 +307,18 @@ static void grows(isthmus_comm_t comm, const isthmus_options *options) {
   CHECK(isthmus_comm_grow(NULL, ticket, 1, NULL, NULL, &refused) == ISTHMUS_ERR_ARGUMENT);
   CHECK(isthmus_comm_ticket(grown, 60, NULL) == ISTHMUS_ERR_ARGUMENT);
   CHECK(isthmus_comm_joiners(grown, "no ticket", &count) == ISTHMUS_ERR_ARGUMENT);
+  /* Rank 0's own part goes over to an epoch of the same ranks: the handle stays. */
+  if (rank == 0) {
+    OK(isthmus_comm_reconfigure(alone, NULL, 0, NULL, 0, NULL));
+    CHECK(isthmus_comm_size(alone) == 1 && isthmus_comm_rank(alone) == 0);
+    CHECK(isthmus_comm_reconfigure(alone, &slot, 1, NULL, 0, NULL) == ISTHMUS_ERR_ARGUMENT);
+    CHECK(isthmus_comm_reconfigure(alone, NULL, 0, NULL, 1, NULL) == ISTHMUS_ERR_ARGUMENT);
+    OK(isthmus_barrier(alone, NULL, NULL));
+  }
+  CHECK(isthmus_comm_reconfigure(NULL, NULL, 0, NULL, 0, NULL) == ISTHMUS_ERR_ARGUMENT);
+  OK(isthmus_comm_reconfigure(grown, NULL, 0, NULL, 0, NULL));
+  CHECK(isthmus_comm_size(grown) == 2 && isthmus_comm_rank(grown) == other);
+  OK(isthmus_barrier(grown, NULL, NULL));
   OK(isthmus_comm_destroy(grown));
   OK(isthmus_comm_destroy(alone)); /* NULL on rank 1 */
   OK(isthmus_barrier(comm, NULL, NULL));

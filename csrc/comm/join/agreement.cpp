@@ -145,6 +145,11 @@ Agreement agree(const Invitation &invitation, const Offer &offer) {
       invitation.settings.text(Setting::BridgeRates).empty())
     note_missing_profiles(a.map.topology, invitation.name);
   a.island = served_island(a.map.topology, invitation.rank);
+  if (a.island) {
+    std::vector<collective::LibraryPlace> places;
+    for (const int q : a.island->ranks) places.push_back(a.ranks[static_cast<size_t>(q)].library);
+    a.library_goes_on = collective::goes_on(places);
+  }
   return a;
 }
 

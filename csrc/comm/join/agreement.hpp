@@ -35,6 +35,7 @@ struct Agreement {
     return bridge == topology::Bridge::Ucx ? process::Carrier::Ucx : process::Carrier::Tcp;
   }
   std::optional<topology::Island> island;  // of this rank, where a library serves it
+  bool library_goes_on = false;            // the island keeps the library's communicator that it has; its ranks decide alike
   Rollback key;                            // the job's: the mesh takes connections of peers that prove the key
 };
 // Collective: one exchange. Every refusal has the same text on all ranks. The text names the rank that differs or lacks something.

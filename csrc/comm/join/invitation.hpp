@@ -26,12 +26,18 @@
 #include "process/context.hpp"
 #include "topology/topology.hpp"
 
+namespace isthmus::rank {
+class Rank;
+}
+
 namespace isthmus::comm::join {
 
 // The communicator from which split or shrink makes the new communicator.
 struct Parent {
   bootstrap::Bytes16 key{};  // of its job; the new communicator has the same key
   topology::RankInfo info;   // of this rank, as the parent knows it
+  rank::Rank *ends =
+      nullptr;  // this rank in the parent, where the parent ends with the call and leaves what it has to the new communicator
 };
 
 struct Invitation {

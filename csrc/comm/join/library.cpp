@@ -4,6 +4,7 @@
 
 #include "base/log.hpp"
 #include "ccl/island_ccl.hpp"
+#include "net/siphash.hpp"
 
 namespace isthmus::comm::join {
 namespace {
@@ -34,6 +35,11 @@ void join_library(const Invitation &invitation, const Offer &offer, const Agreem
   served.ranks = island.ranks;
   // Plans of islands keep at most two chunks and a piece on the device (islands.cpp).
   if (!offer.device.host()) served.first_scratch = 48 * terms.chunk_bytes;
+  if (agreement.library_goes_on) {
+    served.communicator = offer.estate.library.communicator;
+    served.place = offer.estate.library.place;
+    return;
+  }
   attempt([&] {
     try {
       served.communicator = asked<std::unique_ptr<ccl::IslandCommunicator>>(
@@ -44,6 +50,9 @@ void join_library(const Invitation &invitation, const Offer &offer, const Agreem
            in_vain = hopeless(invitation, wiring, island), stream = served.stream] {
             return library->join({id, position, size, deadline, in_vain}, stream);
           });
+      served.place.made = net::siphash128(agreement.ranks[0].key, wiring.library_id);
+      served.place.position = static_cast<uint32_t>(served.communicator->rank());
+      served.place.size = static_cast<uint32_t>(island.ranks.size());
     } catch (const Error &e) {
       for (const int q : island.ranks)
         if (const auto *peer = wiring.processes[static_cast<size_t>(q)]; peer && peer->lost.load())
@@ -64,7 +73,8 @@ void join_library(const Invitation &invitation, const Offer &offer, const Agreem
 
 std::string served_by(const Offer &offer, const Agreement &agreement) {
   if (!agreement.island) return {};
-  return formatted(", served by {} {} ({})", offer.library->family(), offer.library->version(), offer.library->path());
+  return formatted(", served by {} {} ({}{})", offer.library->family(), offer.library->version(), offer.library->path(),
+                   agreement.library_goes_on ? ", as before" : "");
 }
 
 }  // namespace isthmus::comm::join

@@ -14,10 +14,14 @@
 #include "engine/mailbox.hpp"
 #include "net/address.hpp"
 #include "net/protocol.hpp"
+#include "rank/rank.hpp"
 #include "topology/profile.hpp"
 
 namespace isthmus::comm::join {
 namespace {
+
+// For so long the operations of the epoch that ends have to end. A device's work that does not end by then leaves nothing to the next epoch.
+constexpr int64_t kQuietNs = 500'000'000;
 
 uint32_t random32() {
   const bootstrap::Bytes16 bytes = bootstrap::random_bytes16();
@@ -151,6 +155,12 @@ Offer make_offer(const Invitation &invitation) {
   context->ranks().sweep();
   Offer offer;
   RankBlob &mine = offer.blob = describe(invitation);
+  if (rank::Rank *const ends = invitation.parent ? invitation.parent->ends : nullptr) {
+    offer.estate = ends->succession().estate(std::min(now_ns() + kQuietNs, invitation.deadline.ns()));
+    mine.before = ends->id().rank;
+    mine.quiet = offer.estate.quiet;
+    if (offer.estate.library.communicator) mine.library = offer.estate.library.place;
+  }
   mine.index = context->ranks().reserve();
   offer.index = Rollback([context, index = mine.index] { context->ranks().release(index); });
   Attempts attempt(invitation);

@@ -18,12 +18,10 @@ std::vector<std::byte *> reach_rings(rank::Rank &local, const RingsSetup &setup)
   for (const int rank : setup.sharing) {
     const auto q = static_cast<size_t>(rank);
     const RingPlace &place = setup.places[q];
-    std::byte *const there =
-        asked<std::byte *>(setup.device, setup.deadline,
-                           [context = setup.context, on = setup.device, process = local.peers()[q].process,
-                            offset = place.offset, bytes = place.bytes + slots_bytes(setup, q)] {
-                             return context->devices().reach(*on.runtime, on.number, process, offset, bytes);
-                           });
+    std::byte *const there = asked<std::byte *>(
+        setup.device, setup.deadline,
+        [context = setup.context, on = setup.device, process = local.peers()[q].process, offset = place.offset,
+         bytes = place.room] { return context->devices().reach(*on.runtime, on.number, process, offset, bytes); });
     if (!there) return {};
     rings[q] = there;
   }
@@ -45,6 +43,14 @@ std::vector<messages::TheirSlots> slots_there(const rank::Rank &local, const Rin
     theirs[q] = {static_cast<uint32_t>(place.slots), rings.empty() ? nullptr : rings[q] + at};
   }
   return theirs;
+}
+
+// Rings of up to `bytes` are at their fixed places on all ranks that share memory with this one. `rings`: where this rank's device finds the rings,
+// by rank, or empty.
+void fix_places(rank::Rank &local, uint64_t bytes, std::vector<std::byte *> rings) {
+  local.collectives().memory().fix(bytes);
+  collective::DeviceExecutor *const executor = local.collectives().device().executor();
+  if (executor && !rings.empty()) executor->reaches(std::move(rings));
 }
 
 void guard(rank::Rank &local, const RingsSetup &setup) {
@@ -74,7 +80,8 @@ void fix_rings(rank::Rank &local, Terms &terms, const RingsSetup &setup) {
                   "ISTHMUS_STAGING_BYTES, with all others at most half of it; smaller with a smaller ISTHMUS_CHUNK_BYTES): "
                   "processors copy what the devices of other ranks would read, two copies more of each byte",
                   plan::most_ring_bytes(terms.chunk_bytes, plan::kDeviceSlots)));
-    return local.fix_rings(0, {});  // some rank has no room
+    local.succession().give_back_ring();
+    return fix_places(local, 0, {});  // some rank has no room
   }
   std::vector<std::byte *> rings = reach_rings(local, setup);
   const bool all = !rings.empty();
@@ -92,7 +99,7 @@ void fix_rings(rank::Rank &local, Terms &terms, const RingsSetup &setup) {
   const RingPlace &mine = place_of(local.id().rank);
   local.messages().slots().fix(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots));
   local.messages().sends().fix(slots_there(local, setup, rings));
-  local.fix_rings(bytes, std::move(rings));
+  fix_places(local, bytes, std::move(rings));
   if (all && setup.guard) guard(local, setup);
 }
 

@@ -16,6 +16,9 @@ using bootstrap::Blob;
 
 constexpr uint64_t kLeastPart = 32 * 1024;  // of a message in a receive slot; smaller ones travel with their frames
 
+// For so long a rank waits to hear from those that are out. One that lives and has not left may still come to the ring.
+constexpr int64_t kOutNs = 1'000'000'000;
+
 // What the parts of this step share.
 struct Making {
   const Invitation &invitation;
@@ -81,10 +84,25 @@ void settle_terms(Making &m) {
 
 struct Ring {
   RingPlace place;
-  uint64_t bytes = 0;  // of the ring and the receive slots behind the ring
-  uint64_t part = 0;   // a longer message travels in several parts; 0: no rank works on a device's memory
+  uint64_t bytes = 0;    // of the ring and the receive slots behind the ring
+  uint64_t part = 0;     // a longer message travels in several parts; 0: no rank works on a device's memory
+  bool goes_on = false;  // it is the ring of the epoch that ends, which devices of other ranks have registered
   Rollback give_back;
 };
+
+// Whether the ring of the epoch that ends holds a ring of `most` bytes, and nothing comes to it any more. Devices of other ranks need not
+// register it again.
+bool ring_goes_on(const Making &m, uint64_t most) {
+  const rank::Estate &estate = m.offer.estate;
+  if (!estate.quiet || estate.ring == 0 || estate.ring_room < most) return false;
+  rank::Rank &ends = *m.invitation.parent->ends;
+  const auto world = static_cast<size_t>(ends.id().world);
+  const auto quiet = std::make_unique<bool[]>(world);
+  for (const RankBlob &theirs : m.agreement.ranks)
+    if (theirs.before >= 0 && static_cast<size_t>(theirs.before) < world)
+      quiet[static_cast<size_t>(theirs.before)] = theirs.quiet;
+  return ends.succession().ring_is_free({quiet.get(), world}, std::min(now_ns() + kOutNs, m.invitation.deadline.ns()));
+}
 
 // Where some ranks work on devices, each rank that shares memory with others keeps a ring at a fixed place that devices reach. Behind the
 // ring lie receive slots for each other rank that shares the memory, all together 1/32 of the staging memory. Parts of messages are as long on a
@@ -105,6 +123,15 @@ Ring take_ring(const Making &m) {
     slots = std::min<uint64_t>(share / ring.part, messages::kMostRecvSlots);
   }
   if (others == 0) return ring;
+  if (ring_goes_on(m, most)) {
+    const rank::Estate &estate = m.offer.estate;
+    if (const uint64_t fit = std::min(slots, (estate.ring_room - most) / (others * ring.part)); fit > 0 || slots == 0) {
+      ring.bytes = estate.ring_room;
+      ring.place = {estate.ring, most, ring.bytes, fit};
+      ring.goes_on = true;
+      return ring;
+    }
+  }
   // Where one library serves all ranks, few operations need the ring: other communicators come first.
   const int part_of = m.agreement.island && m.agreement.island->ranks.size() == m.world() ? 4 : 2;
   ring.bytes = most + others * slots * ring.part;
@@ -115,7 +142,7 @@ Ring take_ring(const Making &m) {
     at = m.context().staging().take_fixed_ring(ring.bytes, part_of);
   }
   if (at == 0) return ring;
-  ring.place = {at, most, slots};
+  ring.place = {at, most, ring.bytes, slots};
   ring.give_back =
       Rollback([context = m.invitation.context, at, bytes = ring.bytes] { context->staging().give_fixed_ring(at, bytes); });
   return ring;
@@ -153,7 +180,9 @@ void make_rank(Making &m, Ring &ring, Seat &seat) {
   const auto setup = std::make_shared<rank::RankSetup>(setup_of(m, ring));
   seat.rank = asked<std::shared_ptr<rank::Rank>>(m.offer.device, m.invitation.deadline,
                                                  [setup] { return std::make_shared<rank::Rank>(std::move(*setup)); });
+  seat.rank->succession().borrowed({m.agreement.library_goes_on, ring.goes_on});
   seat.leave = Rollback([local = seat.rank, seconds = m.invitation.settings.real(Setting::Timeout)] {
+    local->succession().give_back();
     local->leave(now_ns() + seconds_to_ns(seconds));
   });
   m.offer.index.keep();
@@ -201,7 +230,8 @@ RingPlace read_place(const Making &m, size_t q, const Blob &theirs, uint64_t par
   const size_t size = process ? process->arena.size() : m.context().arena().bytes();
   const uint64_t others = m.sharing().size() - 1;
   const uint64_t behind = p.slots <= messages::kMostRecvSlots ? others * p.slots * part : size;
-  if (p.offset % 4096 != 0 || p.bytes > size || behind > size - p.bytes || p.offset > size - p.bytes - behind)
+  if (p.offset % 4096 != 0 || p.bytes > size || behind > size - p.bytes || p.room < p.bytes + behind || p.room > size ||
+      p.offset > size - p.room)
     fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", q);
   return p;
 }

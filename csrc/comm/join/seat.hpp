@@ -21,6 +21,7 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
 // Where a rank keeps, in its arena, the ring that devices of other ranks reach. The struct travels as it is.
 struct RingPlace {
   uint64_t offset = 0, bytes = 0;  // 0: nowhere
+  uint64_t room = 0;               // of the ring and all behind it, as devices of other ranks have it registered
   uint64_t slots =
       0;  // receive slots for each other rank that shares the memory, behind the ring (messages/slot_messages.hpp)
 };

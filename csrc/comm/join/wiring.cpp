@@ -19,13 +19,13 @@ int ordinal_of(const Agreement &agreement, int rank) {
 }
 
 // Ranks that are threads on one device have streams of their own. A rank's communicators share two, but for those whose ranks one library serves: their
-// work is the library's alone, or nearly so, and would wait behind the gates of the others for nothing.
+// work is the library's alone, or nearly so, and would wait behind the gates of the others for nothing. A stream that `served` has stays.
 void open_streams(const Invitation &invitation, const Device &device, const Agreement &agreement,
                   collective::DeviceExecutorSetup &served) {
   const auto &context = invitation.context;
   if (device.host()) {
     served.runtime = &device::host_runtime();
-    served.stream = process::OpenDevices::host_stream();
+    if (!served.stream) served.stream = process::OpenDevices::host_stream();
     served.arena = context->arena().base();
     return;
   }
@@ -36,13 +36,15 @@ void open_streams(const Invitation &invitation, const Device &device, const Agre
   };
   served.runtime = device.runtime;
   const int ordinal = ordinal_of(agreement, invitation.rank);
+  const std::shared_ptr<device::Stream> kept = served.stream;  // the library's communicator stands on it
   const bool alone = agreement.island && agreement.island->ranks.size() == agreement.ranks.size();
-  const auto ours = asked<Ours>(device, invitation.deadline, [context, on = device, ordinal, alone] {
+  const auto ours = asked<Ours>(device, invitation.deadline, [context, on = device, ordinal, alone, kept] {
     // The second first. Of the streams that share a hardware queue with the device's default stream it may be one, if streams take queues by turns: what
     // the default stream has to tell then comes behind copies in, and not behind a gate of the first stream.
     const auto beside = context->devices().stream(*on.runtime, on.number, 2 * ordinal + 1);
-    return Ours{alone ? context->devices().own_stream(*on.runtime, on.number, ordinal)
-                      : context->devices().stream(*on.runtime, on.number, 2 * ordinal),
+    return Ours{kept    ? kept
+                : alone ? context->devices().own_stream(*on.runtime, on.number, ordinal)
+                        : context->devices().stream(*on.runtime, on.number, 2 * ordinal),
                 beside, context->devices().scratch(*on.runtime, on.number),
                 context->devices().arena_on(*on.runtime, on.number)};
   });
@@ -175,11 +177,13 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
   Attempts attempt(invitation);
   Ballot mine;
   Blob id;
+  const bool new_library = agreement.island && !agreement.library_goes_on;
+  if (agreement.library_goes_on) wiring.served.stream = offer.estate.library.stream;
   attempt([&] {
-    if (agreement.island) offer.library->settle(members_of(agreement));
+    if (new_library) offer.library->settle(members_of(agreement));
   });
   attempt([&] {
-    if (agreement.island && agreement.island->ranks[0] == invitation.rank)
+    if (new_library && agreement.island->ranks[0] == invitation.rank)
       id = asked<Blob>(device, invitation.deadline,
                        [library = offer.library, number = device.number] { return library->make_id(number); });
   });

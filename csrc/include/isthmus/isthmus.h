@@ -183,6 +183,16 @@ ISTHMUS_API isthmus_result isthmus_comm_joiners(isthmus_comm_t comm, const char 
  * (connections, staging memory, devices) serves both. A communicator that has failed, or lost a rank, is shrunk first. */
 ISTHMUS_API isthmus_result isthmus_comm_grow(isthmus_comm_t comm, const char *ticket, int newcomers, const int *slots, const char *name,
                                              isthmus_comm_t *result);
+/* Collective over the ranks that stay: the handle goes over to a new epoch of the communicator, and the old one ends in the call. Out are the
+ * ranks that are gone and those that any rank names in the `count` of `excluded` (they may live, and do not call). With a ticket (all ranks or
+ * none) `newcomers` processes come in, as by isthmus_comm_grow; slots NULL: behind the others. Name, timeout and order of the ranks stay; their
+ * numbers are dense. What did not change goes on: connections, memory that devices have registered, and the library's communicator of each
+ * island that has the same processes, if nothing stands in it. Operations have to end before: the call waits for those of this rank. Meanwhile
+ * other calls on the handle are ISTHMUS_ERR_ARGUMENT, but for abort and destroy. Works on a communicator that has failed. Where it fails, the
+ * handle is as it was, and aborted if ranks were out; where only the newcomers could not come in, it has gone over to the ranks that were left,
+ * on all of them, and the text says so. */
+ISTHMUS_API isthmus_result isthmus_comm_reconfigure(isthmus_comm_t comm, const int *excluded, int count, const char *ticket, int newcomers,
+                                                    const int *slots);
 /* In a process that comes with a ticket: waits until the members let it in. slot: the rank that it wants to be, or -1; refused where a rank
  * lives there or another process has come for it. options: island, bridge, timeout and settings count; the members have chosen the
  * name, and the ranks. */

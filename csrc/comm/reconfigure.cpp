@@ -1,0 +1,90 @@
+#include "comm/reconfigure.hpp"
+
+#include <algorithm>
+
+#include "base/clock.hpp"
+#include "bootstrap/newcomers.hpp"
+#include "comm/grow.hpp"
+
+namespace isthmus::comm {
+namespace {
+
+// What a rank contributes to the first agreement; a rank that makes another call contributes something else.
+constexpr uint64_t kReconfigures = 0x6973'7265'636f'6e00, kWorks = 1, kHasTicket = 2, kHasNone = 4;
+
+std::string name_of(const Communicator &whole) {
+  return formatted("reconfigure of '{}' on rank {}", whole.name(), whole.rank());
+}
+
+void check(Communicator &whole, const ReconfigureRequest &request) {
+  if (group_open()) fail(Code::Argument, "reconfigure: not inside a group");
+  for (const int r : request.excluded)
+    if (r < 0 || r >= whole.size()) fail(Code::Argument, "reconfigure: there is no rank {} among {}", r, whole.size());
+  if (std::find(request.excluded.begin(), request.excluded.end(), whole.rank()) != request.excluded.end())
+    fail(Code::Argument, "reconfigure: rank {} is among those that are excluded", whole.rank());
+  if (request.ticket.empty() != (request.newcomers == 0))
+    fail(Code::Argument, "reconfigure: {} newcomers and {} ticket: give both or none", request.newcomers,
+         request.ticket.empty() ? "no" : "a");
+  if (request.ticket.empty()) return;
+  bootstrap::parse_entry(request.ticket);
+  if (request.newcomers < 1 || request.newcomers > bootstrap::kMostNewcomers)
+    fail(Code::Argument, "reconfigure: {} newcomers: must be from 1 to {}", request.newcomers, bootstrap::kMostNewcomers);
+}
+
+// Whether ranks are out, or the communicator has failed on one of them: then those that are left make an epoch of their own first. All of them hear
+// the same.
+bool ranks_are_out(Communicator &whole, const ReconfigureRequest &request, Deadline deadline) {
+  rank::RankAgreement &agreement = whole.local().agreement();
+  const uint64_t mine =
+      kReconfigures | (whole.local().core().failed() ? 0 : kWorks) | (request.ticket.empty() ? kHasNone : kHasTicket);
+  uint64_t flags = 0;
+  try {
+    flags = agreement.agree(mine, request.excluded, false, deadline).flags;
+  } catch (const Error &e) { throw Error(e.code(), formatted("{}: {}", name_of(whole), e.text())); }
+  if ((flags & ~(kWorks | kHasTicket | kHasNone)) != kReconfigures)
+    fail(Code::Aborted, "{}: another rank made another call", name_of(whole));
+  if (!(flags & (kHasTicket | kHasNone)))
+    fail(Code::Mismatch, "{}: some ranks give a ticket and others none: give all ranks the same", name_of(whole));
+  const rank::RankSet members = agreement.members();
+  for (int r = 0; r < whole.size(); ++r)
+    if (!members.has(r)) return true;
+  return !(flags & kWorks);
+}
+
+}  // namespace
+
+// The ranks agree on who is out. Where ranks are out, or the communicator has failed, what is left of it is the new epoch (shrink). Newcomers come
+// in by one more (grow).
+//
+//   agree: who is out? --> nobody, and it works ----------------> grow --> the new epoch
+//                     \--> some: shrink --> no newcomers ----------------> the new epoch
+//                                      \--> grow what is left -----------> the new epoch
+Reconfigured reconfigure(Communicator &whole, const ReconfigureRequest &request) {
+  check(whole, request);
+  const double seconds = whole.timeout();
+  const Deadline deadline(seconds);
+  if (!whole.local().succession().await_quiet(deadline.ns()))
+    fail(Code::Timeout, "{}: operations of it have not ended in time: wait for them before the call", name_of(whole));
+  Reconfigured made;
+  if (ranks_are_out(whole, request, deadline) || request.ticket.empty()) {
+    made.epoch = whole.shrink({}, Communicator::Shrink::Agree, whole.name());
+    made.epoch->set_timeout(seconds);
+    if (request.ticket.empty()) return made;
+  }
+  const std::shared_ptr<Communicator> left = made.epoch;
+  try {
+    made.epoch = grow(left ? *left : whole, {request.ticket, request.newcomers, request.slots, whole.name(), true});
+  } catch (const Error &e) {
+    if (!left) throw;
+    made.newcomers = {e.code(),
+                      formatted("{}; the communicator has gone over to the {} ranks that are left, and the call may "
+                                "be made again for the newcomers alone",
+                                e.text(), left->size())};
+    return made;
+  }
+  made.epoch->set_timeout(seconds);
+  if (left) left->destroy();
+  return made;
+}
+
+}  // namespace isthmus::comm
