@@ -108,7 +108,7 @@ void Mesh::State::arrived(Arrival a) {
   changed.notify_all();
 }
 
-void Mesh::State::refuse_stranger() {
+void refuse_stranger() {
   ISTHMUS_WARN("refused a data connection: it has not the token of the two processes between which it says it is");
 }
 

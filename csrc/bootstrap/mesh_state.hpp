@@ -120,7 +120,6 @@ struct Mesh::State final : GreetingEvents {
   void resumed(const net::Hello &hello, const Resume &resume, UniqueFd fd) override;
   // Adds a message and gives the kernel what the kernel takes. `index`: of the peer.
   void queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) ISTHMUS_REQUIRES(p.mutex);
-  static void refuse_stranger();  // in the log: a data connection without the token of its pair
   // What the peer says to the mesh itself. The end of a sentence on why the peer is lost; empty: it is not.
   std::string hear(Peer &peer, uint16_t type, std::span<const std::byte> body);
   void on_readable(Peer &peer);
@@ -134,6 +133,8 @@ struct Mesh::State final : GreetingEvents {
   void leave_out_the_silent();
   void farewell() noexcept;
 };
+
+void refuse_stranger();  // in the log: a data connection without the token of its pair
 
 inline constexpr size_t kMaxQueued = 16 * 1024 * 1024;  // bytes of control messages that one peer does not take
 
