@@ -23,6 +23,7 @@
 #include "observe/explain.hpp"
 #include "observe/measure.hpp"
 #include "observe/leader_exchange.hpp"
+#include "rank/unanswered.hpp"
 
 namespace i = isthmus;
 using i::Code;
@@ -75,9 +76,11 @@ constexpr std::size_t kMembersBytes = 1024;  // of isthmus_options.members
 std::atomic<isthmus_comm *> destroyed_handles{nullptr};
 
 thread_local std::string last_error;
+thread_local std::vector<int> last_ranks;
 
-isthmus_result failed(Code code, std::string text) noexcept {
+isthmus_result failed(Code code, std::string text, std::vector<int> ranks = {}) noexcept {
   last_error = std::move(text);
+  last_ranks = std::move(ranks);
   return static_cast<isthmus_result>(code);
 }
 
@@ -85,11 +88,11 @@ template <class F>
 isthmus_result guarded(F f) noexcept {
   try {
     return f();
-  } catch (const i::Error &e) { return failed(e.code(), e.text()); } catch (const std::bad_alloc &) {
-    return failed(Code::Resource, "out of memory");
-  } catch (const std::exception &e) { return failed(Code::Internal, e.what()); } catch (...) {
-    return failed(Code::Internal, "unknown exception");
-  }
+  } catch (const i::rank::Unanswered &e) { return failed(e.code(), e.text(), e.ranks()); } catch (const i::Error &e) {
+    return failed(e.code(), e.text());
+  } catch (const std::bad_alloc &) { return failed(Code::Resource, "out of memory"); } catch (const std::exception &e) {
+    return failed(Code::Internal, e.what());
+  } catch (...) { return failed(Code::Internal, "unknown exception"); }
 }
 
 // A call inside a communicator. While there is such a call, destroy does not let go of the communicator. The two threads meet so:
@@ -187,7 +190,8 @@ char *copy_text(const std::string &s) {
 static_assert(sizeof(isthmus_stream_order) == sizeof(int) && sizeof(isthmus_memory_claim) == sizeof(int) &&
               sizeof(isthmus_shrink_mode) == sizeof(int));
 static_assert(sizeof(void *) != 8 || (offsetof(isthmus_call, on_stream) == 32 && offsetof(isthmus_call, stream) == 40 &&
-                                      offsetof(isthmus_call, device_memory) == 56 && sizeof(isthmus_call) == 64));
+                                      offsetof(isthmus_call, device_memory) == 56 && offsetof(isthmus_call, keep) == 64 &&
+                                      sizeof(isthmus_call) == 72));
 
 // A struct that begins with its size. A member that an older caller's struct does not have reads as 0.
 template <class T>
@@ -210,24 +214,29 @@ i::Settings settings_of(const isthmus_options &o) {
   return settings;
 }
 
+void read_call(i::comm::CallRequest &r, const isthmus_call &given) {
+  const isthmus_call c = versioned(&given, "isthmus_call");
+  r.timeout = c.timeout;
+  r.scale = c.scale;
+  r.factor = c.factor;
+  r.label = c.label;
+  r.on_stream = c.on_stream != ISTHMUS_STREAM_NONE;
+  r.order_later = c.on_stream == ISTHMUS_STREAM_BEFORE;
+  if (r.order_later && i::comm::group_open())
+    i::fail(Code::Argument, "recv: in a group nothing can be ordered later (ISTHMUS_STREAM_BEFORE)");
+  r.keep = c.keep != 0;
+  if (r.keep && i::comm::group_open())
+    i::fail(Code::Unsupported, "{}: in a group no memory is kept (isthmus_call.keep)", i::collective_name(r.collective));
+  r.stream = c.stream;
+  r.device_memory = c.device_memory;
+}
+
 isthmus_result submit(isthmus_comm_t comm, i::comm::CallRequest &r, const isthmus_call *call, isthmus_work_t *work,
                       int *source = nullptr) noexcept {
   if (work) *work = nullptr;
   try {
     const bool blocking = !work && !i::comm::group_open();
-    if (call) {
-      const isthmus_call c = versioned(call, "isthmus_call");
-      r.timeout = c.timeout;
-      r.scale = c.scale;
-      r.factor = c.factor;
-      r.label = c.label;
-      r.on_stream = c.on_stream != ISTHMUS_STREAM_NONE;
-      r.order_later = c.on_stream == ISTHMUS_STREAM_BEFORE;
-      if (r.order_later && i::comm::group_open())
-        i::fail(Code::Argument, "recv: in a group nothing can be ordered later (ISTHMUS_STREAM_BEFORE)");
-      r.stream = c.stream;
-      r.device_memory = c.device_memory;
-    }
+    if (call) read_call(r, *call);
     const CallInside inside(comm, r.collective);
     Communicator &communicator = *inside;
     auto &local = communicator.local();
@@ -243,6 +252,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::CallRequest &r, const isthmu
       } give{local, op, inline_op};
       communicator.prepare(r, *op);
       communicator.make_ready(*op);
+      if (r.keep) op->keep_output();
       local.run(op);
       local.driver().wait(op, INT64_MAX);
       if (source) *source = op->message.source;
@@ -252,6 +262,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::CallRequest &r, const isthmu
     try {
       communicator.prepare(r, *op);
       if (!i::comm::group_open()) communicator.make_ready(*op);
+      if (r.keep) op->keep_output();
     } catch (...) {
       OperationPool::instance().release(op);
       throw;
@@ -300,6 +311,11 @@ const char *isthmus_version(void) {
   return ISTHMUS_TEXT(ISTHMUS_VERSION_MAJOR) "." ISTHMUS_TEXT(ISTHMUS_VERSION_MINOR) "." ISTHMUS_TEXT(ISTHMUS_VERSION_PATCH);
 }
 const char *isthmus_last_error(void) { return last_error.c_str(); }
+int isthmus_last_error_ranks(int *ranks, int most) {
+  for (int n = 0; ranks && n < most && n < static_cast<int>(last_ranks.size()); ++n)
+    ranks[n] = last_ranks[static_cast<size_t>(n)];
+  return static_cast<int>(last_ranks.size());
+}
 const char *isthmus_result_name(isthmus_result result) { return i::code_name(static_cast<Code>(result)); }
 void isthmus_free(void *p) { std::free(p); }
 size_t isthmus_dtype_size(isthmus_dtype t) {
@@ -578,6 +594,13 @@ isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason) {
   });
 }
 
+isthmus_result isthmus_comm_revoke(isthmus_comm_t comm, const char *reason) {
+  return guarded([&] {
+    CallInside(comm, "revoke")->abort(reason ? reason : "", Communicator::Words::Revoked);
+    return ISTHMUS_OK;
+  });
+}
+
 isthmus_result isthmus_comm_error(isthmus_comm_t comm) {
   return guarded([&] {
     const i::Status s = CallInside(comm, "error")->local().core().failure();
@@ -590,6 +613,12 @@ isthmus_result isthmus_comm_set_timeout(isthmus_comm_t comm, double seconds) {
     CallInside(comm, "set_timeout")->set_timeout(seconds);
     return ISTHMUS_OK;
   });
+}
+
+double isthmus_comm_timeout(isthmus_comm_t comm) {
+  double seconds = -1;
+  guarded([&] { return seconds = CallInside(comm, "timeout")->timeout(), ISTHMUS_OK; });
+  return seconds;
 }
 
 int isthmus_comm_rank(isthmus_comm_t comm) {

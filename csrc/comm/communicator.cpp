@@ -79,7 +79,7 @@ Communicator::Communicator(const join::Invitation &invitation, const bootstrap::
     : context_(invitation.context),
       settings_(invitation.settings),
       key_(key),
-      timeout_(invitation.settings.real(Setting::Timeout)),
+      timeout_(invitation.parent ? invitation.parent->timeout : invitation.settings.real(Setting::Timeout)),
       topology_(std::move(seat.topology)),
       terms_(std::move(seat.terms)),
       plans_(topology_, terms_, seat.rank->id()) {}
@@ -94,8 +94,10 @@ void Communicator::destroy() noexcept {
   use_.end();
 }
 
-void Communicator::abort(const std::string &reason) noexcept {
-  local_->abort(formatted("aborted on rank {}{}{}", rank(), reason.empty() ? "" : ": ", reason));
+void Communicator::abort(const std::string &reason, Words words) noexcept {
+  const std::string who =
+      words == Words::Revoked ? "revoked by " + local_->id().text(rank()) : formatted("aborted on rank {}", rank());
+  local_->abort(formatted("{}{}{}", who, reason.empty() ? "" : ": ", reason));
 }
 
 void Communicator::set_timeout(double seconds) {

@@ -53,7 +53,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ~Communicator();
 
   void destroy() noexcept;
-  void abort(const std::string &reason) noexcept;
+  enum class Words : uint8_t { Aborted, Revoked };
+  void abort(const std::string &reason, Words words = Words::Aborted) noexcept;
   void set_timeout(double seconds);
   double timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
   int rank() const noexcept { return local_->id().rank; }
@@ -107,7 +108,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const Terms terms_;
   PlanCache plans_;
   Mutex split_mutex_;  // one split, shrink or grow at a time; held while the ranks speak with each other
-  uint64_t unconfirmed_ ISTHMUS_GUARDED_BY(split_mutex_) = 0;  // see Shrinking and Growing
+  uint64_t unconfirmed_ ISTHMUS_GUARDED_BY(split_mutex_) = 0;                        // see Shrinking and Growing
+  std::shared_ptr<Communicator> unconfirmed_part_ ISTHMUS_GUARDED_BY(split_mutex_);  // see Shrinking
   struct {  // the two streams of the user that were ordered last, and the event between them
     Mutex mutex;
     std::unique_ptr<device::Stream> before ISTHMUS_GUARDED_BY(mutex), after ISTHMUS_GUARDED_BY(mutex);

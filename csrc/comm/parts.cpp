@@ -58,7 +58,7 @@ std::vector<int> ranks_of(const std::vector<Choice> &choices, int color) {
 
 join::Invitation Communicator::invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline,
                                       Parent what) const {
-  const join::Parent parent{key_, topology_.ranks[static_cast<size_t>(this->rank())],
+  const join::Parent parent{key_, topology_.ranks[static_cast<size_t>(this->rank())], timeout(),
                             what == Parent::Ends ? local_.get() : nullptr};
   return {{}, {}, rank, world, settings_, context_, parent, exchange, deadline};
 }
@@ -107,13 +107,17 @@ void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::
 // What is left of a communicator without some of its ranks.
 class Shrinking {
  public:
-  // `unconfirmed`: the last agreement on whether all have what came of a shrink; kept from one shrink to the next.
-  Shrinking(Communicator &whole, const std::string &name, Deadline deadline, uint64_t &unconfirmed)
+  // Kept from one shrink to the next:
+  //   `unconfirmed`  the last agreement on whether all have what came of a shrink
+  //   `kept`         what came of that shrink here, where this rank has not got the verdict
+  Shrinking(Communicator &whole, const std::string &name, Deadline deadline, uint64_t &unconfirmed,
+            std::shared_ptr<Communicator> &kept)
       : whole_(whole),
         local_(*whole.local_),
         name_(name.empty() ? whole.name() + "/shrink" : name),
         deadline_(deadline),
-        unconfirmed_(unconfirmed) {}
+        unconfirmed_(unconfirmed),
+        kept_(kept) {}
   std::shared_ptr<Communicator> to(const std::vector<int> &left,
                                    Communicator::Parent parent);           // the same list on all of them
   std::shared_ptr<Communicator> agreed(const std::vector<int> &excluded);  // lists may be unlike
@@ -123,14 +127,45 @@ class Shrinking {
     return static_cast<int>(std::find(left.begin(), left.end(), whole_.rank()) - left.begin());
   }
   // The communicator of the ranks `left`, which meet in the exchange.
-  std::shared_ptr<Communicator> make(const std::vector<int> &left, bootstrap::Exchange &exchange,
+  std::shared_ptr<Communicator> make(const std::vector<int> &left, bootstrap::Exchange &exchange, Deadline deadline,
                                      Communicator::Parent parent);
+  std::shared_ptr<Communicator> confirmed(const std::vector<int> &excluded);
   Communicator &whole_;
   rank::Rank &local_;
   const std::string name_;
   const Deadline deadline_;
   uint64_t &unconfirmed_;
+  std::shared_ptr<Communicator> &kept_;
 };
+
+constexpr uint64_t kMade = 1, kMayTryAgain = 2;  // what a rank contributes to the second agreement
+// Of the time that is left; the rest is for hearing that a rank has not made it, and who that is.
+constexpr double kMaking = 0.75;
+
+// An earlier shrink may have failed here in its second agreement, for a rank that did not answer. The others may still be in that agreement, or
+// be past it. So it comes to its end first, without the ranks that are named now, and what this rank has made meanwhile counts. Null: begin again.
+std::shared_ptr<Communicator> Shrinking::confirmed(const std::vector<int> &excluded) {
+  rank::RankAgreement &agreement = local_.agreement();
+  const std::shared_ptr<Communicator> made = kept_;
+  if (unconfirmed_ != agreement.number()) {
+    kept_.reset();
+    return nullptr;
+  }
+  const rank::Verdict verdict = agreement.agree(made ? kMade | kMayTryAgain : kMayTryAgain, excluded, false, deadline_);
+  kept_.reset();
+  if (verdict.flags & kMade && verdict.out.count() == 0) {
+    if (made) {
+      made->local().succession().keep(local_.succession());
+      return made;
+    }
+    fail(Code::Aborted,
+         "shrink of '{}' on rank {}: the other ranks have the communicator of the call before, and this rank has let go "
+         "of it",
+         whole_.name(), whole_.rank());
+  }
+  if (made) made->destroy();
+  return nullptr;
+}
 
 // The ranks agree twice: on who is left, and on whether all of those have the new communicator. Where one has not, because a rank was lost
 // meanwhile, nobody has it, and they begin again.
@@ -138,46 +173,39 @@ class Shrinking {
 //   agree: who is out --> make it --> agree: have all made it? --> yes: done
 //        ^                                                    \--> no: let go of it, again
 //        +--------------------------------------------------------------------+
+//
+// A rank that stops between the two is named in the error of the others. The next call names it in turn, and goes on with the second agreement.
 std::shared_ptr<Communicator> Shrinking::agreed(const std::vector<int> &excluded) {
   rank::RankAgreement &agreement = local_.agreement();
-  std::vector<int> suspects = excluded;
-  constexpr uint64_t kMade = 1, kMayTryAgain = 2;
-  // An earlier shrink may have failed here in its second agreement. The others may still be in that agreement, or be past it.
-  if (unconfirmed_ == agreement.number() && (agreement.agree(kMayTryAgain, {}, false, deadline_).flags & kMade))
-    fail(Code::Aborted,
-         "shrink of '{}' on rank {}: the other ranks have the communicator of the call before, and this rank has let go "
-         "of it",
-         whole_.name(), whole_.rank());
-  for (;;) {
+  if (auto made = confirmed(excluded)) return made;
+  for (std::vector<int> suspects = excluded;; suspects.clear()) {
     agreement.agree(0, suspects, false, deadline_);
-    const rank::RankSet members = agreement.members();
-    std::vector<int> left;
-    for (int r = 0; r < whole_.size(); ++r)
-      if (members.has(r)) left.push_back(r);
+    const std::vector<int> left = agreement.members().list();
     PartExchange exchange(local_, formatted("shrink #{}", agreement.number()), left, PartExchange::WholeFailed::IsKnown);
     std::shared_ptr<Communicator> made;
     Status why;
     try {
-      made = make(left, exchange, Communicator::Parent::Ends);
+      made = make(left, exchange, Deadline(kMaking * static_cast<double>(deadline_.left_ns()) * 1e-9),
+                  Communicator::Parent::Ends);
     } catch (const Error &e) { why = {e.code(), e.text()}; } catch (const std::exception &e) {
       why = {Code::Resource, e.what()};
       exchange.give_up(why);
     }
     // A rank that could not make it for another reason than a loss would fail again.
     unconfirmed_ = agreement.number();
+    kept_ = made;
     const uint64_t mine = made ? kMade | kMayTryAgain : why.code == Code::PeerLost ? kMayTryAgain : 0;
-    const uint64_t all = agreement.agree(mine, {}, false, deadline_).flags;
-    if (all & kMade) {
-      if (made) made->local().succession().keep(local_.succession());
+    const rank::Verdict all = agreement.agree(mine, {}, false, deadline_);
+    kept_.reset();
+    if (all.flags & kMade && all.out.count() == 0) {
+      made->local().succession().keep(local_.succession());
       return made;
     }
     if (made) made->destroy();
-    if (!(all & kMayTryAgain) || deadline_.passed())
-      throw Error(why.ok() ? Code::System : why.code,
-                  why.ok()
-                      ? formatted("shrink of '{}' on rank {}: another rank could not make it", whole_.name(), whole_.rank())
-                      : why.text);
-    suspects.clear();
+    if (!(all.flags & kMayTryAgain) || deadline_.passed()) {
+      if (!why.ok()) throw Error(why.code, why.text);
+      fail(Code::System, "shrink of '{}' on rank {}: another rank could not make it", whole_.name(), whole_.rank());
+    }
   }
 }
 
@@ -195,17 +223,17 @@ std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left, Commun
   std::memcpy(id.data(), ids.data(), id.size());
   const auto exchange =
       bootstrap::id_exchange(id, number_in(left), static_cast<int>(left.size()), whole_.settings(), deadline_);
-  auto made = make(left, *exchange, parent);
+  auto made = make(left, *exchange, deadline_, parent);
   if (parent == Communicator::Parent::Ends) made->local().succession().keep(local_.succession());
   return made;
 }
 
 std::shared_ptr<Communicator> Shrinking::make(const std::vector<int> &left, bootstrap::Exchange &exchange,
-                                              Communicator::Parent parent) {
+                                              Deadline deadline, Communicator::Parent parent) {
   std::string said;
   for (const int r : left) said += formatted("{}{}", said.empty() ? "ranks " : ",", r);
   said += formatted(" of '{}'", whole_.name());
-  join::Invitation invitation = whole_.invite(exchange, number_in(left), static_cast<int>(left.size()), deadline_, parent);
+  join::Invitation invitation = whole_.invite(exchange, number_in(left), static_cast<int>(left.size()), deadline, parent);
   invitation.name = name_;
   invitation.members = said;
   return Communicator::make(invitation, whole_.use_.again());
@@ -222,11 +250,11 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
     throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort");
   const Lock lock(split_mutex_);
   const Deadline deadline(timeout());
-  if (mode == Shrink::Agree) return Shrinking(*this, name, deadline, unconfirmed_).agreed(excluded);
+  if (mode == Shrink::Agree) return Shrinking(*this, name, deadline, unconfirmed_, unconfirmed_part_).agreed(excluded);
   std::vector<int> left;
   for (int r = 0; r < size(); ++r)
     if (std::find(excluded.begin(), excluded.end(), r) == excluded.end()) left.push_back(r);
-  return Shrinking(*this, name, deadline, unconfirmed_)
+  return Shrinking(*this, name, deadline, unconfirmed_, unconfirmed_part_)
       .to(left, mode == Shrink::Keep ? Communicator::Parent::GoesOn : Communicator::Parent::Ends);
 }
 

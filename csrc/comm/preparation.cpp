@@ -139,6 +139,7 @@ void Preparation::take_size() {
 }
 
 void Preparation::prepare_message() {
+  if (request_.keep) fail(Code::Unsupported, "{}: of a message no memory is kept (isthmus_call.keep)", name_);
   const bool sends = request_.collective == Collective::Send;
   if (call_.bytes && (sends ? call_.input == nullptr : call_.output == nullptr))
     fail(Code::Argument, "{}: the buffer must not be NULL", name_);
@@ -177,6 +178,14 @@ void Preparation::prepare_collective() {
   if (choice.path == Path::OneHop) take_cells(choice.request);
   else take_plan(choice.request);
   if (reads_ || writes_) stand_by_call();
+  if (request_.keep) prepare_keeping();
+}
+
+void Preparation::prepare_keeping() {
+  if (call_.device)
+    fail(Code::Unsupported,
+         "{}: memory that a device works on is not kept (isthmus_call.keep): copy it on the stream before the call", name_);
+  if (writes_ && call_.output && gets()) op_.kept.size = short_path_ ? call_.bytes : op_.given_output();
 }
 
 void Preparation::check_overlap() {

@@ -39,6 +39,7 @@ class Preparation {
   void take_cells(const plan::Request &request);
   uint64_t one_hop_digest() const;
   void stand_by_call();
+  void prepare_keeping();
 
   Communicator &comm_;
   const CallRequest &request_;

@@ -1,5 +1,8 @@
 #include "engine/operation.hpp"
 
+#include <cstring>
+#include <new>
+
 #include "base/assert.hpp"
 #include "engine/completions.hpp"
 #include "engine/rank_core.hpp"
@@ -104,6 +107,7 @@ void Operation::reset() noexcept {
   plan.reset();
   blocks.values.clear();
   blocks.input = blocks.output = 0;
+  kept = {};
   // Not renewed: who has ended an inline op may still have the lock, and the op be used again already.
   end.ended.store(0, std::memory_order_relaxed);
   end.result = Code::Ok;
@@ -114,6 +118,15 @@ void Operation::reset() noexcept {
   end.children.store(0, std::memory_order_relaxed);
   end.parent = nullptr;
   life.next = nullptr;
+}
+
+void Operation::keep_output() {
+  if (kept.size == 0) return;
+  kept.bytes.reset(new (std::nothrow) std::byte[kept.size]);
+  if (!kept.bytes)
+    fail(Code::Resource, "{}: no memory to keep {} bytes for the case that it fails; call without keep",
+         collective_name(call.collective), kept.size);
+  std::memcpy(kept.bytes.get(), call.output, kept.size);
 }
 
 // Not noexcept: an interpreter that ends may end the thread in its callback, which unwinds the thread.
@@ -138,6 +151,8 @@ void finish_operation(Operation *op, Code result, std::string text, int64_t ende
     }
     parent->end.lock.unlock();
   }
+  // From here on nobody else touches the program's memory.
+  if (op->kept.bytes && result != Code::Ok) std::memcpy(op->call.output, op->kept.bytes.get(), op->kept.size);
   if (op->cut.is_whole) op->core->record(*op, result, ended_ns);
   op->time.ended_ns = ended_ns;
   op->end.result = result;

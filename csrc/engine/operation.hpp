@@ -166,6 +166,12 @@ struct MessageFrame : link::Outgoing {
   Operation *operation = nullptr;        // the send
 };
 
+// What the memory held that a failed operation has written, where the program wants it back.
+struct KeptOutput {
+  uint64_t size = 0;  // that the operation writes, where it is to be kept
+  std::unique_ptr<std::byte[]> bytes;
+};
+
 struct OperationLife {
   std::atomic<uint32_t> references{0};
   Operation *next = nullptr;  // in the rank's queue, the list of callbacks that are due, or the pool
@@ -198,6 +204,7 @@ struct Operation {
   MessageFrame frame;
 
   OperationEnd end;
+  KeptOutput kept;
 
   const Birth birth{};
   OperationLife life;
@@ -223,6 +230,8 @@ struct Operation {
     return call.collective == Collective::Send ? const_cast<std::byte *>(call.input) : call.output;
   }
   bool is_p2p() const noexcept { return is_message(call.collective); }
+  // Before it is submitted, once the caller's stream has come so far. Throws Error(Resource).
+  void keep_output();
   bool over() const noexcept { return end.ended.load(std::memory_order_acquire) != 0; }
   void call_back();  // the operation is over; once
 };

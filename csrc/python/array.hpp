@@ -32,6 +32,11 @@ struct PythonCall {
     options.size = sizeof options;
     has_options = true;
   }
+  void keep_output() noexcept {  // for the case that the operation fails
+    options.keep = 1;
+    options.size = sizeof options;
+    has_options = true;
+  }
   // Notes that an array, which the call reads or writes, lies on a device by its own word.
   void claims_device(bool written) noexcept {
     const auto claim = written ? ISTHMUS_MEMORY_RECV : ISTHMUS_MEMORY_SEND;

@@ -20,13 +20,14 @@ bool read_in_out(PythonCall &call, PyObject *x, PyObject *out, Array *in, Array 
 }
 
 PyObject *all_reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("all_reduce", 1, 3, {"x", "op", "out", "async_op", "timeout", "scale", "stream"});
+  static const Signature signature("all_reduce", 1, 3,
+                                   {"x", "op", "out", "async_op", "timeout", "scale", "stream", "keep_input"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   OperationCall launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
   Array in, out;
-  if (!launch.open(self, v[3], v[4], v[6]) || !read_op(v[1], launch.call, &op) || !launch.scale(v[5], op) ||
+  if (!launch.open(self, v[3], v[4], v[6], v[7]) || !read_op(v[1], launch.call, &op) || !launch.scale(v[5], op) ||
       !read_in_out(launch, v[0], v[2], &in, &out))
     return nullptr;
   void *recv = out ? out.data : in.data;
@@ -39,14 +40,15 @@ PyObject *all_reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t give
 }
 
 PyObject *reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("reduce", 1, 4, {"x", "root", "op", "out", "async_op", "timeout", "scale", "stream"});
+  static const Signature signature("reduce", 1, 4,
+                                   {"x", "root", "op", "out", "async_op", "timeout", "scale", "stream", "keep_input"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   OperationCall launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
   int root = 0;
   Array in, out;
-  if (!launch.open(self, v[4], v[5], v[7]) || !read_int(v[1], launch.call, "root", &root) ||
+  if (!launch.open(self, v[4], v[5], v[7], v[8]) || !read_int(v[1], launch.call, "root", &root) ||
       !in_world(launch.call, "root", root, launch.communicator->size()) || !read_op(v[2], launch.call, &op) ||
       !launch.scale(v[6], op))
     return nullptr;
@@ -65,13 +67,13 @@ PyObject *reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t given, P
 }
 
 PyObject *broadcast(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("broadcast", 0, 3, {"x", "root", "out", "async_op", "timeout", "stream"});
+  static const Signature signature("broadcast", 0, 3, {"x", "root", "out", "async_op", "timeout", "stream", "keep_input"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   OperationCall launch{signature.function()};
   int root = 0;
   Array in, out;
-  if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "root", &root) ||
+  if (!launch.open(self, v[3], v[4], v[5], v[6]) || !read_int(v[1], launch.call, "root", &root) ||
       !in_world(launch.call, "root", root, launch.communicator->size()))
     return nullptr;
   const bool is_root = launch.communicator->rank() == root;
@@ -155,12 +157,12 @@ PyObject *reduce_scatter(PyObject *self, PyObject *const *arguments, Py_ssize_t 
 }
 
 PyObject *all_to_all(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("all_to_all", 1, 2, {"x", "out", "async_op", "timeout", "stream"});
+  static const Signature signature("all_to_all", 1, 2, {"x", "out", "async_op", "timeout", "stream", "keep_input"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   OperationCall launch{signature.function()};
   Array in, out;
-  if (!launch.open(self, v[2], v[3], v[4])) return nullptr;
+  if (!launch.open(self, v[2], v[3], v[4], v[5])) return nullptr;
   const auto result = py::reinterpret_steal<py::object>(v[1] ? Py_NewRef(v[1]) : new_array("same", v[0], 0));
   if (!result || !read_in_out(launch, v[0], result.ptr(), &in, &out)) return nullptr;
   const auto world = static_cast<uint64_t>(launch.communicator->size());
@@ -310,7 +312,7 @@ PyObject *recv(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyO
 
 }  // namespace
 
-bool OperationCall::open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream) {
+bool OperationCall::open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream, PyObject *keep) {
   self = self_object;
   communicator = behind(self_object);
   if (!communicator) {
@@ -318,7 +320,9 @@ bool OperationCall::open(PyObject *self_object, PyObject *async_value, PyObject 
     return false;
   }
   handle = communicator->handle(call);
-  if (!handle || !read_truth(async_value, &async_op)) return false;
+  bool keeps = false;
+  if (!handle || !read_truth(async_value, &async_op) || !read_truth(keep, &keeps)) return false;
+  if (keeps) keep_output();
   if (timeout) {
     if (!read_timeout(timeout, call, &options.timeout)) return false;
     options.size = sizeof options;
@@ -393,26 +397,21 @@ bool disjoint_or_same(const char *call, const Array &in, const Array &out, const
   return false;
 }
 
-bool in_world(const char *call, const char *name, int rank, int world) {
-  if (rank >= 0 && rank < world) return true;
-  raise_argument("%s: %s=%d is no rank; ranks are 0 to %d", call, name, rank, world - 1);
-  return false;
-}
-
 #define ISTHMUS_METHOD(name, doc) \
   { #name, reinterpret_cast < PyCFunction>(reinterpret_cast <void (*)()>(name)), METH_FASTCALL | METH_KEYWORDS, doc }
 
 PyMethodDef kCollectives[] = {
     ISTHMUS_METHOD(
         all_reduce,
-        "all_reduce(x, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None)\n\n"
+        "all_reduce(x, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None, keep_input=False)\n\n"
         "Combines x, of one size on all ranks, element by element. The result fills out, or x. Returns that array."),
     ISTHMUS_METHOD(reduce,
-                   "reduce(x, root=0, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None)\n\n"
+                   "reduce(x, root=0, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None, "
+                   "keep_input=False)\n\n"
                    "all_reduce with the result on the root alone, in out, or in x without out. Returns that array on the "
                    "root, None on other ranks."),
     ISTHMUS_METHOD(broadcast,
-                   "broadcast(x=None, root=0, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
+                   "broadcast(x=None, root=0, out=None, *, async_op=False, timeout=None, stream=None, keep_input=False)\n\n"
                    "Copies the root's x into out, or x, of every rank. Other ranks need x or out. Returns that array."),
     ISTHMUS_METHOD(
         all_gather,
@@ -425,7 +424,7 @@ PyMethodDef kCollectives[] = {
                    "result. out may be x's block of this rank."),
     ISTHMUS_METHOD(
         all_to_all,
-        "all_to_all(x, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
+        "all_to_all(x, out=None, *, async_op=False, timeout=None, stream=None, keep_input=False)\n\n"
         "x is size equal blocks. Block d of rank s becomes block s of rank d. out has as many elements as x, and may "
         "be x."),
     ISTHMUS_METHOD(gather,

@@ -214,6 +214,12 @@ PyObject *scatter_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given
 
 }  // namespace
 
+bool in_world(const char *call, const char *name, int rank, int world) {
+  if (rank >= 0 && rank < world) return true;
+  raise_argument("%s: %s=%d is no rank; ranks are 0 to %d", call, name, rank, world - 1);
+  return false;
+}
+
 #define ISTHMUS_METHOD(name, doc) \
   { #name, reinterpret_cast < PyCFunction>(reinterpret_cast <void (*)()>(name)), METH_FASTCALL | METH_KEYWORDS, doc }
 

@@ -185,6 +185,7 @@ void PythonCommunicator::end(const char *call, isthmus_result (*how)(isthmus_com
   check(result);
 }
 void PythonCommunicator::abort(const std::string &reason) { end("abort", isthmus_comm_abort, reason); }
+void PythonCommunicator::revoke(const std::string &reason) { end("revoke", isthmus_comm_revoke, reason); }
 void PythonCommunicator::raised(const std::string &what) { end("raised", isthmus_comm_raised, what); }
 
 void PythonCommunicator::set_timeout(py::object seconds) {

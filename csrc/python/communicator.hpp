@@ -43,6 +43,7 @@ class PythonCommunicator {
 
   void destroy();
   void abort(const std::string &reason);
+  void revoke(const std::string &reason);
   void raised(const std::string &what);
   void set_timeout(py::object seconds);
   uint64_t sequence();

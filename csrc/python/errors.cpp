@@ -1,10 +1,12 @@
 #include "errors.hpp"
 
 #include <pthread.h>
+#include <pybind11/stl.h>
 
 #include <cstdarg>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 namespace isthmus::python {
 namespace {
@@ -61,7 +63,16 @@ PyObject *raise(isthmus_result result, const char *text) {
   return nullptr;
 }
 
-PyObject *raise_last(isthmus_result result) { return raise(result, isthmus_last_error()); }
+PyObject *raise_last(isthmus_result result) {
+  if (PyErr_Occurred()) return nullptr;
+  std::vector<int> ranks(static_cast<size_t>(isthmus_last_error_ranks(nullptr, 0)));
+  if (ranks.empty()) return raise(result, isthmus_last_error());
+  isthmus_last_error_ranks(ranks.data(), static_cast<int>(ranks.size()));
+  py::object error = make_error(result, isthmus_last_error());
+  error.attr("ranks") = py::tuple(py::cast(ranks));
+  PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.ptr())), error.ptr());
+  return nullptr;
+}
 
 PyObject *raise_argument(const char *format, ...) {
   va_list arguments;

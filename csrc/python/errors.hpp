@@ -17,7 +17,7 @@ using PythonError = py::error_already_set;
 // raise(..)`. Where an exception is set already, that exception stays: after ISTHMUS_ERR_INTERRUPTED it is the signal
 // handler's (KeyboardInterrupt).
 PyObject *raise(isthmus_result result, const char *text);
-PyObject *raise_last(isthmus_result result);  // with isthmus_last_error() of this thread
+PyObject *raise_last(isthmus_result result);  // with isthmus_last_error() and isthmus_last_error_ranks() of this thread
 PyObject *raise_argument(const char *format, ...) __attribute__((format(printf, 1, 2)));     // ArgumentError
 PyObject *raise_unsupported(const char *format, ...) __attribute__((format(printf, 1, 2)));  // UnsupportedError
 

@@ -18,6 +18,14 @@ std::string make_ticket(PythonCommunicator &comm, std::optional<double> timeout)
   return text;
 }
 
+double timeout(PythonCommunicator &comm) {
+  isthmus_comm_t c = comm.handle("timeout");
+  if (!c) throw PythonError();
+  const PythonCommunicator::ActiveCall use(&comm);
+  const NoGil nogil;
+  return isthmus_comm_timeout(c);
+}
+
 int joiners(const PythonCommunicator &comm, const std::string &ticket) {
   isthmus_comm_t c = comm.handle("joiners");
   if (!c) throw PythonError();

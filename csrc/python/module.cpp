@@ -88,8 +88,14 @@ void add_communicator(py::module_ &m) {
       .def("_raised", &PythonCommunicator::raised, py::arg("what"))
       .def("abort", &PythonCommunicator::abort, py::arg("reason") = "aborted by the program",
            "Ends every pending and later operation on every rank in AbortedError. Not collective. Does not block.")
+      .def("revoke", &PythonCommunicator::revoke, py::arg("reason"),
+           "abort() by the name that fault-tolerant MPI has for it: the AbortedError of every rank says which rank has "
+           "revoked "
+           "the communicator, and why. Local, any thread, does not block; a second call does nothing.")
       .def("set_timeout", &PythonCommunicator::set_timeout, py::arg("seconds"),
            "Sets the deadline of this rank's later operations, in seconds.")
+      .def_property_readonly("timeout", &timeout,
+                             "The deadline of this rank's operations, in seconds: as given at first, or set last.")
       .def("_split", &PythonCommunicator::split, py::arg("color"), py::arg("key"), py::arg("name"))
       .def("_shrink", &PythonCommunicator::shrink, py::arg("exclude"), py::arg("mode"), py::arg("name"))
       .def("_reconfigure", &PythonCommunicator::reconfigure, py::arg("exclude"), py::arg("ticket"), py::arg("n"),

@@ -91,19 +91,35 @@ Consensus::Consensus(int rank, int world, RankSet members)
     : rank_(rank),
       world_(world),
       suspicions_(world, std::move(members)),
+      heard_(world),
       accepted_verdict_{0, RankSet(world)},
       party_(world),
       proposed_{0, RankSet(world)} {
   ISTHMUS_ASSERT(suspicions_.member(rank), "who takes part in an agreement is a member");
 }
 
-int Consensus::awaited() const {
-  if (verdict_) return -1;
+int Consensus::leader() const {
+  const RankSet in = suspicions_.live();
+  if (leading_ != Leading::No) return rank_;
+  if (promised_ != 0 && in.has(owner_of(promised_, world_))) return owner_of(promised_, world_);
+  for (int q = 0; q < world_; ++q)
+    if (in.has(q)) return q;
+  return -1;
+}
+
+RankSet Consensus::unanswered() const {
+  RankSet out(world_);
+  if (verdict_) return out;
+  if (leading_ == Leading::No) {
+    const int q = leader();
+    if (q >= 0 && q != rank_ && !heard_.has(q)) out.add(q);
+    return out;
+  }
   const RankSet in = suspicions_.live();
   const auto &said = leading_ == Leading::Proposes ? accepts_ : promises_;
   for (int q = 0; q < world_; ++q)
-    if (in.has(q) && q != rank_ && (leading_ == Leading::No || !said.contains(q))) return q;
-  return -1;
+    if (in.has(q) && q != rank_ && !said.contains(q)) out.add(q);
+  return out;
 }
 
 void Consensus::contribute(uint64_t flags, const RankSet &suspects, bool alone) {
@@ -119,6 +135,7 @@ void Consensus::contribute(uint64_t flags, const RankSet &suspects, bool alone) 
 void Consensus::withdraw() {
   if (verdict_) return;
   mine_.reset();
+  heard_ = RankSet(world_);
   if (leading_ == Leading::Collects) leading_ = Leading::No;
 }
 
@@ -141,6 +158,7 @@ void Consensus::hear(int from, const Saying &word) {
   }
   // Whom this rank does not wait for does not lead. Else two ranks that have lost each other could overtake each other again and again.
   if (word.kind == Kind::Prepare && suspected().has(from)) return;
+  if (word.kind == Kind::Suspect || word.kind == Kind::Prepare || word.kind == Kind::Propose) heard_.add(from);
   hear_one(from, word);
   if (verdict_) tell_those_out();
   step();

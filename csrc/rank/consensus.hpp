@@ -105,9 +105,10 @@ class Consensus {
   std::vector<Addressed> take_words();  // in the order in which they are to be sent
   const std::optional<Verdict> &verdict() const noexcept { return verdict_; }
   bool too_few() const noexcept { return too_few_; }  // for the text of an error; the agreement may still succeed
-  bool leads() const noexcept { return leading_ != Leading::No; }
-  // A rank that has not said its word yet, as far as this rank knows; -1: none.
-  int awaited() const;
+  // Who has not said its word yet, as far as this rank knows. Who leads knows all of them. Another rank waits for the one that leads alone, and for
+  // nobody that it knows where that one has asked for its word since this rank's last call failed: then that one waits too.
+  RankSet unanswered() const;
+  int leader() const;  // this rank, or the rank that it waits for; -1: nobody is left
   // Whom this rank does not wait for.
   RankSet suspected() const { return suspicions_.suspected(); }
 
@@ -139,6 +140,7 @@ class Consensus {
   // As one that accepts.
   uint64_t promised_ = 0, promised_to_say_ = 0;  // the ballot of which Promise is still to be said; 0: none
   uint64_t accepted_ = 0;
+  RankSet heard_;  // who has called the agreement, by words that came since this rank's last call failed
   Verdict accepted_verdict_;
   // As the leader.
   Leading leading_ = Leading::No;

@@ -7,6 +7,7 @@
 
 #include "base/clock.hpp"
 #include "process/control_wire.hpp"
+#include "rank/unanswered.hpp"
 
 namespace isthmus::rank {
 namespace {
@@ -89,7 +90,7 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
     else if (few_since == 0) few_since = now_ns();
     const bool waits = few_since != 0 && now_ns() - few_since < kNewsNs && news_may_come(consensus.suspected());
     if (consensus.too_few() && !waits) fail_too_few(number, consensus.suspected());
-    if (deadline.passed()) fail_late(number, consensus.awaited(), consensus.leads());
+    if (deadline.passed()) fail_late(number, consensus);
     if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", name(number));
     if (!first) {
       lock.unlock();
@@ -132,22 +133,40 @@ Verdict RankAgreement::finish(uint64_t number) {
 }
 
 void RankAgreement::fail_too_few(uint64_t number, const RankSet &out) const {
-  fail(Code::PeerLost,
-       "{}: ranks {} are out of reach, and those that are left are no more than half: the others may live, and go on where "
-       "this rank does not hear of it; to go on all the same, allow a minority",
-       name(number), list_of(out, core_.id.world));
+  throw Unanswered(
+      Code::PeerLost,
+      formatted("{}: ranks {} are out of reach, and those that are left are no more than half: the others may live, "
+                "and go on where this rank does not hear of it; to go on all the same, allow a minority",
+                name(number), list_of(out, core_.id.world)),
+      out.list());
 }
 
-void RankAgreement::fail_late(uint64_t number, int awaited, bool leads) const {
-  const std::string who = awaited < 0 ? std::string("a rank") : core_.id.text(awaited);
-  if (leads)
-    fail(Code::Timeout, "{}: {} has not called it in time, or does not answer; to go on without it, name it", name(number),
-         who);
-  fail(
+void RankAgreement::fail_late(uint64_t number, const Consensus &consensus) const {
+  const RankSet missing = consensus.unanswered();
+  const int leader = consensus.leader();
+  const std::vector<int> ranks = missing.list();
+  std::string who;
+  for (const int q : ranks) who += formatted("{}{}", who.empty() ? "" : ", ", core_.id.text(q));
+  const bool many = ranks.size() > 1;
+  if (leader == core_.id.rank)
+    throw Unanswered(Code::Timeout,
+                     formatted("{}: {} {} not called it in time, or {} not answer; to go on without {}, name {}",
+                               name(number), ranks.empty() ? "a rank" : who, many ? "have" : "has", many ? "do" : "does",
+                               many ? "them" : "it", many ? "them" : "it"),
+                     ranks);
+  const std::string leading = leader < 0 ? "a rank" : core_.id.text(leader);
+  if (ranks.empty())
+    fail(Code::Timeout,
+         "{}: {}, which leads the agreement, has called it and waits for a rank that has not; call again: it knows which, "
+         "and "
+         "may name it",
+         name(number), leading);
+  throw Unanswered(
       Code::Timeout,
-      "{}: {}, which leads the agreement, has not answered in time: it has not called it, or waits for a rank that has not; "
-      "to go on without a rank, name it",
-      name(number), who);
+      formatted("{}: {}, which leads the agreement, has not called it in time, or does not answer; to go on without it, "
+                "name it",
+                name(number), leading),
+      ranks);
 }
 
 // ---- what comes ----------------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ class RankAgreement {
   // Collective over the ranks that live. Gives the AND of the `flags`, and the ranks that are out: those that are gone, and those that the program
   // of some rank names in `suspects`. The same on all ranks that get an answer.
   //   `alone`  the ranks may go on where they are no more than half; the same on all of them
-  // Throws Error(Timeout): a rank has not called, or does not answer. Error(PeerLost): the ranks that are left are no more than half.
+  // Throws Unanswered(Timeout): a rank has not called, or does not answer (Consensus::unanswered()). Unanswered(PeerLost): the ranks that are
+  // left are no more than half.
   // Error(Aborted): this rank is out, or the communicator was destroyed here. Error(Interrupted).
   Verdict agree(uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline);
   RankSet members() const;  // who takes part in the next agreement
@@ -51,7 +52,7 @@ class RankAgreement {
   void said();
   std::string name(uint64_t number) const;
   [[noreturn]] void fail_too_few(uint64_t number, const RankSet &out) const;
-  [[noreturn]] void fail_late(uint64_t number, int awaited, bool leads) const;
+  [[noreturn]] void fail_late(uint64_t number, const Consensus &consensus) const;
   void check_in(uint64_t number) const ISTHMUS_REQUIRES(mutex_);
 
   RankCore &core_;

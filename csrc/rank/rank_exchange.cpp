@@ -7,6 +7,7 @@
 
 #include "base/clock.hpp"
 #include "process/control_wire.hpp"
+#include "rank/unanswered.hpp"
 
 namespace isthmus::rank {
 namespace {
@@ -67,16 +68,21 @@ void RankExchange::check_there(const Gather &gather, int q) {
   // These flags are read before the inbox. What a rank said before the rank went has come before the flag rises.
   const bool lost = p.lost(), left = p.left.load(std::memory_order_acquire);
   if ((!lost && !left) || inbox_.has(q, gather.subject)) return;
-  if (lost) fail(Code::PeerLost, "{}: {} is gone: {}", gather.name(), core_.id.text(q), p.process->lost_text());
-  fail(Code::PeerLost, "{}: {} has destroyed its side of the communicator", gather.name(), core_.id.text(q));
+  if (lost)
+    throw Unanswered(Code::PeerLost,
+                     formatted("{}: {} is gone: {}", gather.name(), core_.id.text(q), p.process->lost_text()), {q});
+  throw Unanswered(Code::PeerLost,
+                   formatted("{}: {} has destroyed its side of the communicator", gather.name(), core_.id.text(q)), {q});
 }
 
 void RankExchange::check_goes_on(const Gather &gather, int q) {
   if (gather.look) gather.look();
-  if (gather.deadline.passed())
-    fail(Code::Timeout, "{}: {} {}", gather.name(), core_.id.text(q),
-         inbox_.has_other(q, gather.subject) ? "names other ranks (or another size): all must give the same list"
-                                             : "has not called it in time");
+  if (gather.deadline.passed()) {
+    if (inbox_.has_other(q, gather.subject))
+      fail(Code::Timeout, "{}: {} names other ranks (or another size): all must give the same list", gather.name(),
+           core_.id.text(q));
+    throw Unanswered(Code::Timeout, formatted("{}: {} has not called it in time", gather.name(), core_.id.text(q)), {q});
+  }
   if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", gather.name());
   if (aborts_.load(std::memory_order_acquire) != gather.aborts)
     fail(Code::Aborted, "{}: the communicator was aborted here meanwhile", gather.name());

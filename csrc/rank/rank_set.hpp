@@ -27,6 +27,12 @@ class RankSet {
     for (const uint64_t w : words_) n += std::popcount(w);
     return n;
   }
+  std::vector<int> list() const {  // ascending
+    std::vector<int> ranks;
+    for (int r = 0; r < static_cast<int>(words_.size() * 64); ++r)
+      if (has(r)) ranks.push_back(r);
+    return ranks;
+  }
   std::span<const uint64_t> words() const noexcept { return words_; }
   bool operator==(const RankSet &) const = default;
 

@@ -41,6 +41,9 @@ class Comm(_core.Comm):
     - **`timeout`**: the operation's deadline in seconds. None takes the communicator's.
     - **`out`**: the array that receives the result; the call returns that array. Without `out`, all_reduce, reduce and
       broadcast write into `x`, and the other collectives into a new array.
+    - **`keep_input`** (all_reduce, reduce, broadcast, all_to_all): where the operation fails, the array that it writes, `x`
+      or `out`, holds what it held before. So the call can be made again on the communicator that comes of `shrink`. It
+      costs a copy of the array before the operation. Not for a device's memory, and not in a group.
     - **Threads**: any thread may call. The order of the calls must be the same on all ranks.
 
     As a context manager the communicator is destroyed at the end of the block. Where an exception ends the block:
@@ -85,9 +88,9 @@ class Comm(_core.Comm):
         out do not count.
 
         A rank that was named and lives gets AbortedError, and takes part in no more agreements. TimeoutError: a rank has not
-        called; it may be named in the next call. PeerLostError: the ranks that are left are no more than half, and a missing
-        one may live. `allow_minority=True`, on all ranks, goes on in spite of that. A call that fails does not count, as
-        far as no other rank has heard it: the next call goes on with the same agreement.
+        called; `error.ranks` says which, and it may be named in the next call. PeerLostError: the ranks that are left are
+        no more than half, and a missing one may live. `allow_minority=True`, on all ranks, goes on in spite of that. A call
+        that fails does not count, as far as no other rank has heard it: the next call goes on with the same agreement.
         """
         return self._agree(flags, list(failed), allow_minority, timeout)
 
@@ -109,7 +112,9 @@ class Comm(_core.Comm):
           Where a further rank is lost during the call, all remaining ranks get an error, and may call again with a longer
           list.
 
-        This communicator must still be destroyed.
+        TimeoutError: a rank does not answer. `error.ranks` says which; `shrink(failed=error.ranks)` goes on without it.
+
+        The new communicator has the timeout that this one has now. This communicator must still be destroyed.
         """
         if exclude is not None and failed:
             raise ArgumentError("shrink: give `exclude`, or `failed` and the ranks agree, not both")

@@ -50,9 +50,12 @@ class Comm:
     def sequence(self) -> int: ...
     @property
     def error(self) -> Error | None: ...
+    @property
+    def timeout(self) -> float: ...
     def destroy(self) -> None: ...
     def _raised(self, what: str) -> None: ...
     def abort(self, reason: str = "aborted by the program") -> None: ...
+    def revoke(self, reason: str) -> None: ...
     def set_timeout(self, seconds: float) -> None: ...
     def _split(self, color: int, key: int, name: str | None) -> object | None: ...
     def _shrink(self, exclude: list[int], mode: int, name: str | None) -> object: ...
@@ -78,6 +81,7 @@ class Comm:
         timeout: float | None = None,
         scale: float | None = None,
         stream: int | None = None,
+        keep_input: bool = False,
     ) -> _A: ...
     @overload
     def all_reduce(
@@ -90,6 +94,7 @@ class Comm:
         timeout: float | None = None,
         scale: float | None = None,
         stream: int | None = None,
+        keep_input: bool = False,
     ) -> Work: ...
     @overload
     def reduce(
@@ -103,6 +108,7 @@ class Comm:
         timeout: float | None = None,
         scale: float | None = None,
         stream: int | None = None,
+        keep_input: bool = False,
     ) -> _A | None: ...
     @overload
     def reduce(
@@ -116,6 +122,7 @@ class Comm:
         timeout: float | None = None,
         scale: float | None = None,
         stream: int | None = None,
+        keep_input: bool = False,
     ) -> Work: ...
     @overload
     def broadcast(
@@ -127,6 +134,7 @@ class Comm:
         async_op: Literal[False] = False,
         timeout: float | None = None,
         stream: int | None = None,
+        keep_input: bool = False,
     ) -> _A: ...
     @overload
     def broadcast(
@@ -138,6 +146,7 @@ class Comm:
         async_op: Literal[True],
         timeout: float | None = None,
         stream: int | None = None,
+        keep_input: bool = False,
     ) -> Work: ...
     @overload
     def all_gather(
@@ -179,7 +188,14 @@ class Comm:
     ) -> Work: ...
     @overload
     def all_to_all(
-        self, x: _A, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
+        self,
+        x: _A,
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        stream: int | None = None,
+        keep_input: bool = False,
     ) -> _A: ...
     @overload
     def all_to_all(
@@ -190,6 +206,7 @@ class Comm:
         async_op: Literal[True],
         timeout: float | None = None,
         stream: int | None = None,
+        keep_input: bool = False,
     ) -> Work: ...
     @overload
     def gather(

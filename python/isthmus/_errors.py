@@ -24,7 +24,14 @@ __all__ = [
 
 
 class Error(RuntimeError):
-    """Any failure of Isthmus. Its text names the operation, the rank and the peer, and says what to try."""
+    """Any failure of Isthmus. Its text names the operation, the rank and the peer, and says what to try.
+
+    **`ranks`**: those for which `agree` or `shrink` has waited in vain (TimeoutError), or which are out of reach
+    (PeerLostError). Empty for other failures, and in an agreement where the rank that leads it has called: that one knows
+    who has not, and has the ranks in its own error.
+    """
+
+    ranks: tuple[int, ...] = ()
 
 
 class ArgumentError(Error, ValueError):

@@ -146,8 +146,49 @@ TEST(Consensus, WaitsForARankThatHasNotCalledAndNamesIt) {
   w.contribute(1, 1);
   w.drain();
   EXPECT_FALSE(w.verdict(0) || w.verdict(1));
-  EXPECT_EQ(w.ranks[0].awaited(), 2);
-  EXPECT_EQ(w.ranks[1].awaited(), 0) << "who leads, and knows for whom it waits";
+  EXPECT_EQ(w.ranks[0].unanswered().list(), std::vector{2});
+  EXPECT_EQ(w.ranks[1].leader(), 0);
+  EXPECT_EQ(w.ranks[1].unanswered().count(), 0) << "who leads has called, and knows for whom it waits";
+}
+
+TEST(Consensus, WhoLeadsKnowsAllThatHaveNotCalled) {
+  World w(5);
+  for (const int r : {0, 2, 4}) w.contribute(r, 1);
+  w.drain();
+  EXPECT_EQ(w.ranks[0].unanswered().list(), (std::vector{1, 3}));
+  w.contribute(0, 1, {1});
+  w.drain();
+  EXPECT_EQ(w.ranks[0].unanswered().list(), std::vector{3});
+}
+
+TEST(Consensus, WhoLeadsAndHasNotCalledSinceTheLastCallFailedIsWhoDoesNotAnswer) {
+  World w(3);
+  w.contribute(1, 1);
+  w.drain();
+  EXPECT_EQ(w.ranks[1].unanswered().list(), std::vector{0}) << "it has never called";
+  w.contribute(0, 1);
+  w.drain();
+  EXPECT_EQ(w.ranks[1].unanswered().count(), 0);
+  w.ranks[1].withdraw();  // and rank 0 stops
+  w.contribute(1, 1);
+  w.drain();
+  EXPECT_EQ(w.ranks[1].unanswered().list(), std::vector{0}) << "it has called before, and not again";
+}
+
+TEST(Consensus, WhoHasPromisedAndDoesNotAcceptIsWhoDoesNotAnswer) {
+  World w(3);
+  for (int r = 0; r < 3; ++r) w.contribute(r, 1);
+  while (w.ranks[0].unanswered().count() > 0) {  // until rank 0 has both promises, and proposes
+    w.deliver(0, 1), w.deliver(0, 2), w.deliver(1, 0), w.deliver(2, 0);
+    if (w.ways[0][2].words.size() == 1 && w.ways[0][2].words.front().kind == Saying::Kind::Propose) break;
+  }
+  w.stopped[2] = 1;
+  w.drain();
+  EXPECT_FALSE(w.verdict(0));
+  EXPECT_EQ(w.ranks[0].unanswered().list(), std::vector{2});
+  w.contribute(0, 1, {2});
+  w.drain();
+  for (const int r : {0, 1}) EXPECT_EQ(w.verdict(r), (Verdict{1, RankSet(3)})) << "what may have been accepted stays";
 }
 
 TEST(Consensus, GoesOnWithoutARankThatOneProgramNamesAndTheRankHearsIt) {

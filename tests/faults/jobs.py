@@ -61,7 +61,8 @@ class Me:
             call()
         except (isthmus.Error, KeyboardInterrupt) as error:
             now = time.monotonic()
-            return {"kind": type(error).__name__, "text": str(error), "at": now, "took": now - begin, "rank": self.rank}
+            said = {"kind": type(error).__name__, "text": str(error), "at": now, "took": now - begin, "rank": self.rank}
+            return {**said, "ranks": getattr(error, "ranks", ())}
         raise AssertionError("the call did not fail")
 
 
@@ -181,6 +182,25 @@ def job(
         yield ranks
     finally:
         for one in ranks:
+            one.close()
+
+
+@contextmanager
+def newcomers(
+    zygote: Zygote, first: int, count: int, body: Callable[[Me], Any], shape: str = "shm", **options: Any
+) -> Iterator[list[Rank]]:
+    """Processes that run body(me), where me.rank is a number behind those of the job."""
+    made: list[Rank] = []
+    try:
+        for number in range(first, first + count):
+            made.append(Rank(zygote, number))
+            given = {"timeout": DEADLINE, "bridge": "tcp" if shape == "tcp" else None, "island": None, **options}
+            if shape == "tcp" and "island" not in options:
+                given["island"] = "b"
+            made[-1].channel.send_bytes(cloudpickle.dumps((body, Me(number, first + count, given))))
+        yield made
+    finally:
+        for one in made:
             one.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import threading
 import time
 from typing import Any
@@ -67,6 +68,58 @@ def test_abort_ends_pending_work_of_every_kind(zygote: Zygote, shape: str) -> No
         ranks[0].tell("go")
         for failure in itertools.chain.from_iterable(results(ranks)):
             assert failure["kind"] == "AbortedError" and "enough" in failure["text"], failure
+
+
+def test_revoke_by_any_thread_ends_what_is_pending_on_all_ranks_with_who_and_why(zygote: Zygote, shape: str) -> None:
+    """It returns while another thread of the rank is in an operation, also where a rank is stopped and takes no word."""
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.barrier()
+        if me.rank == 2:
+            me.send("pending")
+            me.hear()
+            return [me.caught(comm.barrier)]
+        x, y = np.ones(1 << 20), np.empty(1 << 20)
+        works = [comm.all_reduce(x, async_op=True), comm.recv(y, 2, 3, async_op=True)]
+        me.send("pending")
+        returned = []
+        if me.rank == 1:
+            me.hear()
+            inside = threading.Thread(target=lambda: returned.append(me.caught(works[0].wait)))
+            inside.start()
+            other = threading.Thread(target=lambda: returned.append(comm.revoke("the loss is NaN")))
+            other.start()
+            other.join()
+            me.send("revoked", works[1].exception is not None or comm.error is not None)
+            inside.join()
+            comm.revoke("again")
+        return [me.caught(work.wait) for work in works] + [me.caught(comm.barrier)]
+
+    with job(zygote, 3, body, shape) as ranks:
+        all_say(ranks, "pending")
+        ranks[2].signal(signal.SIGSTOP)
+        ranks[1].tell("revoke")
+        assert ranks[1].expect("revoked")
+        said = results(ranks[:2])
+        ranks[2].signal(signal.SIGCONT)
+        ranks[2].tell("go on")
+        for failure in itertools.chain(*said, ranks[2].result()):
+            assert failure["kind"] == "AbortedError", failure
+            assert "revoked by rank 1 (" in failure["text"] and failure["text"].endswith("the loss is NaN"), failure
+
+
+def test_after_a_revoke_the_ranks_agree_and_go_on_by_a_shrink(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.barrier()
+        if me.rank == 0:
+            comm.revoke("enough")
+        failure = me.caught(lambda: [comm.barrier() for _ in range(1000)])
+        return failure["kind"], comm.agree(3), comm.shrink().size
+
+    with job(zygote, 3, body, shape) as ranks:
+        assert results(ranks) == [("AbortedError", (3, []), 3)] * 3
 
 
 def test_aborting_one_communicator_leaves_the_others_untouched(zygote: Zygote, shape: str) -> None:

@@ -80,6 +80,78 @@ def test_a_rank_that_is_stopped_is_named_left_out_and_hears_it_when_it_goes_on(z
         assert first == second == "AbortedError" and "go on without this one" in text, text
 
 
+def test_who_leads_knows_all_that_have_not_called_and_the_others_know_that_it_waits(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        if me.rank in (1, 3):
+            me.hear()
+            return None
+        late = [me.caught(lambda: comm.agree(timeout=patient(1))) for _ in range(1)]
+        me.send("late")
+        me.hear()
+        answer = comm.agree(1, failed=late[0]["ranks"])
+        return late[0]["kind"], late[0]["ranks"], late[0]["text"], answer
+
+    with job(zygote, 5, body, shape) as ranks:
+        called = [ranks[0], ranks[2], ranks[4]]
+        all_say(called, "late")
+        for rank in called:
+            rank.tell("again")
+        for rank, (kind, missing, text, answer) in zip(called, results(called), strict=True):
+            assert kind == "TimeoutError" and missing == ((1, 3) if rank.rank == 0 else ()), text
+            assert ("rank 1" in text and "rank 3" in text) if rank.rank == 0 else "rank 0" in text and "waits" in text, text
+            assert answer == (1, [1, 3])
+        for rank in (ranks[1], ranks[3]):
+            rank.tell("end")
+            rank.result()
+
+
+def test_one_that_leads_and_does_not_call_is_data_for_all_others(zygote: Zygote) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        if me.rank == 0:
+            me.hear()
+            return None
+        return me.caught(lambda: comm.agree(timeout=patient(1)))["ranks"]
+
+    with job(zygote, 3, body) as ranks:
+        assert results(ranks[1:]) == [(0,)] * 2
+        ranks[0].tell("end")
+        ranks[0].result()
+
+
+def test_a_rank_that_does_not_come_to_the_second_agreement_of_a_shrink_is_named_and_then_left_out(
+    zygote: Zygote, shape: str
+) -> None:
+    """Rank 2 takes part in the agreement on who is left, and in nothing behind it, as one that stops then."""
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.set_timeout(patient(4))  # a quarter of it is for the second agreement
+        if me.rank == 2:
+            comm.agree(0)
+            me.hear()
+            return None
+        late = me.caught(comm.shrink)
+        me.send("late")
+        me.hear()
+        comm.set_timeout(DEADLINE)
+        rest = comm.shrink(failed=[2] if me.rank == 0 else [])
+        return (late["kind"], late["ranks"]), rest.size, rest.timeout, total(rest, me)
+
+    with job(zygote, 4, body, shape) as ranks:
+        called = [ranks[0], ranks[1], ranks[3]]
+        all_say(called, "late")
+        for rank in called:
+            rank.tell("again")
+        (first, *said), *others = results(called)
+        assert first[0] == "TimeoutError" and 2 in first[1] and said == [3, DEADLINE, 4.0]
+        for late, *said in others:
+            assert late[0] == "TimeoutError" and 2 not in late[1] and said == [3, DEADLINE, 4.0]
+        ranks[2].tell("end")
+        ranks[2].result()
+
+
 @pytest.mark.product(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_ranks_that_die_while_the_others_shrink_are_left_out_of_what_comes_of_it(

@@ -10,36 +10,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
 import isthmus
-from jobs import DEADLINE, Me, Rank, Zygote, all_say, forever, job, results, total, until_failed
+from jobs import DEADLINE, Me, Rank, Zygote, all_say, forever, job, newcomers, results, total, until_failed
 from patience import SOON, patient
-
-
-@contextmanager
-def newcomers(
-    zygote: Zygote, first: int, count: int, body: Callable[[Me], Any], shape: str = "shm", **options: Any
-) -> Iterator[list[Rank]]:
-    """Processes that run body(me), where me.rank is a number behind those of the job."""
-    made: list[Rank] = []
-    try:
-        for number in range(first, first + count):
-            made.append(Rank(zygote, number))
-            given = {"timeout": DEADLINE, "bridge": "tcp" if shape == "tcp" else None, "island": None, **options}
-            if shape == "tcp" and "island" not in options:
-                given["island"] = "b"
-            made[-1].channel.send_bytes(cloudpickle.dumps((body, Me(number, first + count, given))))
-        yield made
-    finally:
-        for one in made:
-            one.close()
 
 
 def come(me: Me, **more: Any) -> isthmus.Comm:

@@ -116,6 +116,17 @@ def test_it_has_the_deadline_of_the_communicator_and_names_who_is_missing(zygote
         assert "rank 0" in second["text"] and "names other ranks" in second["text"], second
 
 
+def test_what_comes_of_a_communicator_has_the_timeout_that_it_was_given_last(zygote: Zygote) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.set_timeout(DEADLINE + 1 + me.rank)
+        made = [comm.split(0), comm.shrink([]), comm.shrink()]
+        return comm.timeout, [one.timeout for one in made]
+
+    with job(zygote, 2, body) as ranks:
+        assert results(ranks) == [(DEADLINE + 1 + rank, [DEADLINE + 1 + rank] * 3) for rank in range(2)]
+
+
 def test_without_abort_operations_go_on(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
         comm = me.init()

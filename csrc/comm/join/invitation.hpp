@@ -36,8 +36,9 @@ namespace isthmus::comm::join {
 struct Parent {
   bootstrap::Bytes16 key{};  // of its job; the new communicator has the same key
   topology::RankInfo info;   // of this rank, as the parent knows it
-  rank::Rank *ends =
-      nullptr;  // this rank in the parent, where the parent ends with the call and leaves what it has to the new communicator
+  double timeout = 0;        // that it has now; the new communicator has the same
+  // This rank in the parent, where the parent ends with the call and leaves what it has to the new communicator.
+  rank::Rank *ends = nullptr;
 };
 
 struct Invitation {

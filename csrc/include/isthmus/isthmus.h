@@ -15,7 +15,7 @@
  *     ISTHMUS_ERR_TIMEOUT or ISTHMUS_ERR_MISMATCH, never in a hang.
  *   - Any function may be called from any thread. Calls on ONE communicator from several threads are serialised in an order
  *     that only the caller can make equal on all ranks.
- *   - After an error was returned no thread and no peer touches the buffers. Their content is undefined.
+ *   - After an error was returned no thread and no peer touches the buffers. Their content is undefined, but for isthmus_call.keep.
  *   - A forked child makes communicators of its own. Its parent's handles are of no use there (ISTHMUS_ERR_FORKED), and the
  *     fork does not harm them; destroying or releasing one there does nothing.
  */
@@ -144,13 +144,22 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
   /* Memory that the device's runtime does not know is host memory, unless the caller says here that it is a device's: then it is
    * ISTHMUS_ERR_ARGUMENT. Pinned memory that the runtime knows is taken in any case. */
   isthmus_memory_claim device_memory;
+  /* Not 0: where the operation fails, the memory that it writes holds what it held before the call, so it can be done again from the same
+   * input, also in place. The call copies that memory first: as many bytes, until the operation is over. Memory of the host and collectives
+   * alone, and not in a group: else ISTHMUS_ERR_UNSUPPORTED. */
+  uint64_t keep;
 } isthmus_call;
 /* Every default: isthmus_call call = ISTHMUS_CALL_INIT; */
-#define ISTHMUS_CALL_INIT {sizeof(isthmus_call), 0, 1, NULL, ISTHMUS_STREAM_NONE, NULL, NULL, ISTHMUS_MEMORY_UNCLAIMED}
+#define ISTHMUS_CALL_INIT {sizeof(isthmus_call), 0, 1, NULL, ISTHMUS_STREAM_NONE, NULL, NULL, ISTHMUS_MEMORY_UNCLAIMED, 0}
 
 /* ---- life of a communicator ---------------------------------------------------------------------------------------- */
 ISTHMUS_API const char *isthmus_version(void);
 ISTHMUS_API const char *isthmus_last_error(void); /* valid until the calling thread's next call */
+/* Which ranks the calling thread's last failure is about: those for which isthmus_comm_agree, _shrink or _exchange has waited in vain
+ * (ISTHMUS_ERR_TIMEOUT), or which are out of reach (ISTHMUS_ERR_PEER_LOST). Returns how many, and writes at most `most` of them, ascending.
+ * 0 where the failure is another one, and in an agreement where the rank that leads it has called: that one knows who has not, and says so
+ * by the next call. Valid as long as isthmus_last_error(). */
+ISTHMUS_API int isthmus_last_error_ranks(int *ranks, int most);
 ISTHMUS_API const char *isthmus_result_name(isthmus_result result);
 ISTHMUS_API isthmus_result isthmus_unique_id_create(isthmus_unique_id *id); /* starts listening; call in ONE process, which must hold rank 0 */
 /* Collective. options NULL: rank, world size and address are the launcher's (torchrun, mpirun, srun, `isthmus launch`). */
@@ -166,7 +175,8 @@ ISTHMUS_API isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, in
 /* Collective over the ranks that are left: all but the `count` in `excluded` (the same list on all of them; those need not live, nor call).
  * *result has them in the same order. `comm` is still to be destroyed, before or after. Where a further rank is lost meanwhile, all that
  * are left get an error, and may call again with a longer list. With ISTHMUS_SHRINK_AGREE they begin again by themselves, until all that are
- * left have the new communicator. */
+ * left have the new communicator. A rank that does not answer is ISTHMUS_ERR_TIMEOUT (isthmus_last_error_ranks); call again and name it.
+ * The new communicator has the timeout that `comm` has now on this rank; so have those that come of split and grow. */
 ISTHMUS_API isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int count, isthmus_shrink_mode mode,
                                                const char *name, isthmus_comm_t *result);
 /* A ticket, by which processes come into this communicator, or into one that is made from it (isthmus_join). Any rank makes one, and the others
@@ -217,8 +227,12 @@ ISTHMUS_API isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int 
 ISTHMUS_API isthmus_result isthmus_comm_destroy(isthmus_comm_t comm);
 /* Local, idempotent, does not block: every pending and later operation on every rank ends in ISTHMUS_ERR_ABORTED. */
 ISTHMUS_API isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason);
+/* The same, by the name that fault-tolerant MPI has for it. The error on every rank says which rank has revoked it, and the reason. Any
+ * thread. The ranks go on by isthmus_comm_agree and isthmus_comm_shrink. */
+ISTHMUS_API isthmus_result isthmus_comm_revoke(isthmus_comm_t comm, const char *reason);
 ISTHMUS_API isthmus_result isthmus_comm_error(isthmus_comm_t comm); /* ISTHMUS_OK, or why it can no longer be used (text: last_error) */
 ISTHMUS_API isthmus_result isthmus_comm_set_timeout(isthmus_comm_t comm, double seconds);
+ISTHMUS_API double isthmus_comm_timeout(isthmus_comm_t comm); /* in seconds, as given at first or set last; < 0: a bad handle */
 ISTHMUS_API int isthmus_comm_rank(isthmus_comm_t comm);
 ISTHMUS_API int isthmus_comm_size(isthmus_comm_t comm);
 ISTHMUS_API int isthmus_comm_device(isthmus_comm_t comm); /* the number of the device that this rank works on; -1: the host */
