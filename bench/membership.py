@@ -1,4 +1,4 @@
-"""How long a change of ranks takes: grow, shrink, and the error before it; writes bench/results/membership.json.
+"""How long a change of ranks takes: grow, shrink, the error before it, revoke; writes bench/results/membership.json.
 
     .venv/bin/python bench/membership.py            # three minutes or so
     .venv/bin/python bench/membership.py --beside   # beside torchft, see membership_beside.py; writes membership_beside.json
@@ -19,6 +19,10 @@ shrink   Eight ranks, of which one gets SIGKILL while they run collectives witho
                                     |<----------- shrink --------->|
 
          `error` is the time until an other rank has its error, `shrink` until the end of the first all_reduce of the seven.
+
+revoke   Eight ranks that run collectives without end, one of which calls revoke: until the last of the others has its error.
+
+look     What `isthmus.elastic` adds to a step of three ranks while the job is not full: they ask whether somebody has come.
 
 The figures of one change are those of the slowest rank.
 """
@@ -48,7 +52,7 @@ from jobs import DEADLINE, SHAPES, Me, Rank, Zygote, all_say, forever, job, resu
 
 MEMBERS, WORLD = 3, 8
 STATE = 1 << 20  # float32: 4 MiB
-TARGETS = {"grow": 150.0, "error": 250.0, "shrink": 50.0}  # ms, medians
+TARGETS = {"grow": 150.0, "error": 250.0, "shrink": 50.0, "revoke": 100.0}  # ms, medians
 
 
 def checked(comm: isthmus.Comm, expected: float) -> None:
@@ -144,6 +148,56 @@ def shrink(zygote: Zygote, shape: str, times: int, chance: random.Random) -> dic
     return out
 
 
+def revoked(me: Me, rank: int, after: float) -> float:
+    """When this rank calls revoke, or has the error of it."""
+    comm = me.init()
+    comm.barrier()
+    begin = time.monotonic()
+    x = np.ones(200_000, np.float32)
+    while True:
+        if me.rank == rank and time.monotonic() - begin > after:
+            at = time.monotonic()
+            comm.revoke("measured")
+            return at
+        try:
+            comm.all_reduce(x, "max")
+        except isthmus.AbortedError as error:
+            if f"revoked by rank {rank} " not in str(error):
+                raise SystemExit(f"membership: {error}") from None
+            return time.monotonic()
+
+
+def revoke(zygote: Zygote, shape: str, times: int, chance: random.Random) -> dict[str, list[float]]:
+    out = []
+    for _ in range(times):
+        rank, after = chance.randrange(WORLD), chance.uniform(0.02, 0.1)
+        with job(zygote, WORLD, lambda me, rank=rank, after=after: revoked(me, rank, after), shape) as ranks:
+            ended = results(ranks)
+        out.append(max(ended) - ended[rank])
+    return {"revoke": out}
+
+
+def looker(me: Me, times: int) -> list[float]:
+    from isthmus.elastic._door import Door
+
+    comm = me.init()
+    door = Door(lambda text: None)
+    door.publisher = 0
+    found = []
+    for _ in range(times):
+        comm.barrier()
+        begin = time.monotonic()
+        if door.ask(comm, 1):
+            raise SystemExit("membership: somebody has come")
+        found.append(time.monotonic() - begin)
+    return found
+
+
+def look(zygote: Zygote, shape: str, times: int) -> dict[str, list[float]]:
+    with job(zygote, MEMBERS, lambda me: looker(me, times), shape) as ranks:
+        return {"look": [max(each) for each in zip(*results(ranks), strict=True)]}
+
+
 def quantile(values: list[float], q: float) -> float:
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
@@ -187,7 +241,10 @@ def main() -> int:
     zygote = Zygote()
     try:
         for shape in SHAPES:
-            for name, values in {**grow(zygote, shape, args.grows), **shrink(zygote, shape, args.kills, chance)}.items():
+            found = {**grow(zygote, shape, args.grows), **shrink(zygote, shape, args.kills, chance)}
+            found.update(revoke(zygote, shape, args.kills, chance))
+            found.update(look(zygote, shape, 10 * args.grows))
+            for name, values in found.items():
                 quantiles = {"p50": 0.5, "p99": 0.99, "max": 1.0}
                 row = {f"{key}_ms": round(quantile(values, q) * 1e3, 2) for key, q in quantiles.items()}
                 target = TARGETS.get(name)

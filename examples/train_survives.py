@@ -1,10 +1,10 @@
-"""A training that loses ranks and goes on: handwritten digits, five ranks of four makers, over isthmus.elastic.
+"""A training that loses ranks, takes in another and goes on: handwritten digits, ranks of four makers, isthmus.elastic.
 
     python examples/train_survives.py
 
 The program starts its own ranks, over simulated vendors' libraries (`isthmus rehearse`). In epoch 3 a rank is killed. In
-epoch 5 another one is stopped, as a machine that hangs, and left out. The others finish. It prints what happened in four
-lines.
+epoch 5 another one is stopped, as a machine that hangs, and left out. In epoch 7 a new process comes, on a device of another
+maker than that rank's. They finish together. It prints what happened in four lines.
 
 Each step has the same 96 digits, however many ranks share them. So a lost rank changes who computes what, and not what is
 learnt. The digits are those inside scikit-learn: nothing is downloaded.
@@ -16,6 +16,8 @@ import hashlib
 import os
 import signal
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,12 @@ from isthmus import elastic, rehearse
 FLEET = "nvidia:2,amd:1,ascend:1,cpu:1"
 KILLED, KILLED_IN = 2, 3  # the rank, and the epoch
 STOPPED, STOPPED_IN = 3, 5
+NEWCOMER, COMES_IN = "amd:1", 7
 EPOCHS, BATCH = 12, 96
 ENOUGH = 0.95  # of the held-out digits
 SECONDS = float(os.environ.get("SURVIVES_SECONDS", "1"))  # within which a rank answers, or is left out
+BOARD = "SURVIVES_BOARD"  # names the folder in which the ranks leave tickets and the newcomer finds them
+QUORUM = elastic.Quorum(least=2, answer=SECONDS)
 
 
 def data() -> tuple[Any, ...]:
@@ -90,50 +95,81 @@ class Training:
         return hashlib.blake2b(whole, digest_size=16).hexdigest()
 
 
+def board(name: str) -> Path:
+    return Path(os.environ[BOARD]) / name
+
+
+def wait_for(name: str) -> None:
+    until = time.monotonic() + 600
+    while not board(name).exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def publish(ticket: str) -> None:
+    board("next").write_text(ticket)
+    board("next").rename(board("ticket"))  # whole, or not there
+
+
 def suffer(comm: isthmus.Comm, epoch: int, place: int) -> None:
     """What befalls two of the ranks. (Their numbers among all that there have ever been are in ISTHMUS_RANK.)"""
     number = int(os.environ["ISTHMUS_RANK"])
+    if comm.rank == 0 and (epoch, place, comm.size) == (COMES_IN, 4, 3):
+        board("come").touch()
+        while not comm.joiners(board("ticket").read_text()):  # so that it is this epoch on every machine
+            time.sleep(0.01)
     if place == 4 and (number, epoch) == (KILLED, KILLED_IN):
         os.kill(os.getpid(), signal.SIGKILL)
     if place == 4 and (number, epoch) == (STOPPED, STOPPED_IN):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def rank() -> int:
+def rank(newcomer: bool) -> int:
     training = Training()
-    names = [f"rank {number} ({member.vendor})" for number, member in enumerate(rehearse.parse_fleet(FLEET))]
+    fleet = rehearse.parse_fleet(f"{FLEET},{NEWCOMER}")
+    names = [f"rank {number} ({member.vendor})" for number, member in enumerate(fleet)]
     told: list[str] = []
 
     def changed(old: elastic.Members | None, new: elastic.Members) -> None:
         if old is not None:
             gone = " and ".join(names[number] for number in old.numbers if number not in new.numbers)
+            come = " and ".join(names[number] for number in new.numbers if number not in old.numbers)
+            what = f"{gone} was lost" if gone else f"{come} came"
             epoch, step = new.step // training.steps + 1, new.step % training.steps + 1
-            told.append(f"epoch {epoch}: {gone} was lost; {new.size} ranks go on from step {step}")
+            told.append(f"epoch {epoch}: {what}; {new.size} ranks go on from step {step}")
 
-    comm = elastic.run(
-        training.step,
-        isthmus.init(timeout=4 * SECONDS),
-        training.state,
-        steps=EPOCHS * training.steps,
-        quorum=elastic.Quorum(least=2, answer=SECONDS),
-        on_change=changed,
-    )
+    hooks: dict[str, Any] = {"steps": EPOCHS * training.steps, "quorum": QUORUM, "on_change": changed, "on_ticket": publish}
+    if newcomer:  # all that takes time is done; now it waits for its cue
+        board("ready").touch()
+        wait_for("come")
+        comm = elastic.join(training.step, board("ticket").read_text(), training.state, timeout=4 * SECONDS, **hooks)
+    else:
+        wait_for("ready")  # as if the job had run for hours
+        comm = elastic.run(training.step, isthmus.init(timeout=4 * SECONDS), training.state, **hooks)
     every = comm.all_gather(np.frombuffer(training.bits().encode(), np.uint8).copy())
     agree, reached = len({one.tobytes() for one in every}) == 1, training.accuracy()
     if comm.rank == 0:
-        told.append(f"held-out accuracy {reached:.2%} ({'enough' if reached >= ENOUGH else f'less than {ENOUGH:.0%}'})")
-        told.append(f"{comm.size} ranks hold {'identical bits: ' + training.bits() if agree else 'UNLIKE BITS'}")
+        enough = "enough" if reached >= ENOUGH else f"less than {ENOUGH:.0%}"
+        bits = f"identical bits: {training.bits()}" if agree else "UNLIKE BITS"
+        told.append(f"held-out accuracy {reached:.2%} ({enough}); {comm.size} ranks hold {bits}")
         print("\n".join(told), flush=True)
     comm.destroy()
     return 0 if agree and reached >= ENOUGH else 1
 
 
 def main() -> int:
-    """Starts the ranks, and waits for those that finish."""
-    with rehearse.start([sys.executable, str(Path(__file__).resolve()), "rank"], FLEET, show=True) as job:
-        ends = [process.wait() for number, process in enumerate(job.processes) if number not in (KILLED, STOPPED)]
+    """Starts the ranks and the newcomer, and waits for those that finish."""
+    this = [sys.executable, str(Path(__file__).resolve())]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[BOARD] = folder
+        with (
+            rehearse.start([*this, "rank"], FLEET, show=True) as job,
+            rehearse.start([*this, "newcomer"], NEWCOMER, show=True) as late,
+        ):
+            ends = [process.wait() for number, process in enumerate(job.processes) if number not in (KILLED, STOPPED)]
+            if not any(ends):
+                ends += [process.wait() for process in late.processes]
     return max(map(abs, ends))
 
 
 if __name__ == "__main__":
-    sys.exit(rank() if sys.argv[1:] == ["rank"] else main())
+    sys.exit(rank(sys.argv[1] == "newcomer") if sys.argv[1:] else main())

@@ -11,20 +11,31 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from isthmus import _core
-from isthmus._errors import MismatchError
+from isthmus._errors import AbortedError, MismatchError, PeerLostError
 from isthmus.elastic import _frames
 from isthmus.elastic._frames import Frame
 from isthmus.elastic._state import Bytes, State, digest
 
 NEW = -1  # the number of a rank that has none yet
-_HELLO = struct.Struct("<QqqI")  # steps finished, this rank's number, the first that nobody has had, bytes of the table
+# Steps finished, this rank's number, the first that nobody has had, bytes of the table, how many ranks the job is to have,
+# what this rank can do with tickets.
+_HELLO = struct.Struct("<QqqIIB")
 _REFUSAL = 400  # bytes of a rank's reason
 _TIMES = 2  # that a tensor is sent
+
+
+class Tickets(IntEnum):
+    """What a rank can do with tickets."""
+
+    NO = 0
+    MAKES = 1  # it can publish one
+    HAS = 2  # it has published one that serves
 
 
 @dataclass(frozen=True)
@@ -73,20 +84,31 @@ def _unlike(mine: list[Frame], theirs: list[Frame], source: int) -> str:
 
 
 class Sync:
-    """One such meeting of the ranks of `comm`. `number` is this rank's."""
+    """One such meeting of the ranks of `comm`. `number` is this rank's.
 
-    def __init__(self, comm: Any, state: State, number: int, unused: int) -> None:
+    After it `full` is the most that a rank has said, and `publisher` the rank whose tickets newcomers have (-1: none).
+    """
+
+    def __init__(
+        self, comm: Any, state: State, number: int, unused: int, full: int = 0, tickets: Tickets = Tickets.NO
+    ) -> None:
         self.comm, self.state = comm, state
         self.number, self.unused = number, unused
+        self.full, self.tickets, self.publisher = full, tickets, -1
+        self.new: set[int] = set()  # ranks that are newcomers
         self.mine = state.frames()
         self.theirs: list[Frame] = []
         self.source = 0
 
     def run(self) -> tuple[Members, int]:
-        """Who the members are, and the first number that nobody has had. Raises MismatchError on all ranks or on none."""
+        """Who the members are, and the first number that nobody has had. Raises MismatchError on all ranks or on none.
+
+        The error's `ranks` are newcomers that have other tensors than all members; none where a member has.
+        """
         table = _frames.pack(self.mine)
-        hello = _HELLO.pack(self.state.step, self.number, self.unused, len(table))
+        hello = _HELLO.pack(self.state.step, self.number, self.unused, len(table), self.full, self.tickets)
         said = [_HELLO.unpack(one) for one in _gather(self.comm, hello)]
+        self.new = {rank for rank, one in enumerate(said) if one[1] == NEW}
         step, self.source = max((one[0], -rank) for rank, one in enumerate(said))
         self.source = -self.source
         given = np.frombuffer(table, np.uint8).copy() if self.source == self.comm.rank else None
@@ -95,6 +117,9 @@ class Sync:
         names = tuple(frame.name for place, frame in enumerate(self.theirs) if place in received)
         self.state.adopt(step, self.theirs, received)
 
+        self.full = max(one[4] for one in said)
+        best = max(one[5] for one in said)
+        self.publisher = next(rank for rank, one in enumerate(said) if one[5] == best) if best > Tickets.NO else -1
         unused = max(one[2] for one in said)
         numbers = []
         for one in said:
@@ -113,13 +138,24 @@ class Sync:
         bits = np.zeros(len(self.theirs), np.uint8)
         bits[sorted(lacking)] = 1
         reason = refusal.encode()[:_REFUSAL].ljust(_REFUSAL, b"\0")
-        every = _gather(self.comm, reason + np.packbits(bits).tobytes())
-        for rank, one in enumerate(every):
-            if text := one[:_REFUSAL].rstrip(b"\0").decode(errors="replace"):
-                raise MismatchError(
-                    f"elastic: the tensors of rank {rank} of '{self.comm.name}' are not those of rank {self.source}: {text}"
-                    f"; all ranks must make their State of the same names, dtypes and shapes"
-                )
+        try:
+            every = _gather(self.comm, reason + np.packbits(bits).tobytes())
+        except (AbortedError, PeerLostError) as lost:
+            if not refusal:
+                raise
+            raise MismatchError(  # who has heard the refusal first may be gone by now
+                f"elastic: the tensors of this rank, {self.comm.rank} of '{self.comm.name}', are not those of rank "
+                f"{self.source}: {refusal}; all ranks must make their State of the same names, dtypes and shapes"
+            ) from lost
+        texts = {rank: one[:_REFUSAL].rstrip(b"\0").decode(errors="replace") for rank, one in enumerate(every)}
+        refused = {rank: text for rank, text in texts.items() if text}
+        for rank, text in refused.items():
+            error = MismatchError(
+                f"elastic: the tensors of rank {rank} of '{self.comm.name}' are not those of rank {self.source}: {text}"
+                f"; all ranks must make their State of the same names, dtypes and shapes"
+            )
+            error.ranks = tuple(refused) if refused.keys() <= self.new else ()
+            raise error
         return [set(np.flatnonzero(np.unpackbits(np.frombuffer(one[_REFUSAL:], np.uint8)))) for one in every]
 
     def receive(self, lacking: list[set[int]]) -> dict[int, Bytes]:
