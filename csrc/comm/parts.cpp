@@ -228,8 +228,8 @@ std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left, Commun
   return made;
 }
 
-std::shared_ptr<Communicator> Shrinking::make(const std::vector<int> &left, bootstrap::Exchange &exchange,
-                                              Deadline deadline, Communicator::Parent parent) {
+std::shared_ptr<Communicator> Shrinking::make(const std::vector<int> &left, bootstrap::Exchange &exchange, Deadline deadline,
+                                              Communicator::Parent parent) {
   std::string said;
   for (const int r : left) said += formatted("{}{}", said.empty() ? "ranks " : ",", r);
   said += formatted(" of '{}'", whole_.name());

@@ -263,13 +263,11 @@ void PythonCommunicator::reconfigure(const std::vector<int> &exclude, const std:
   }
   const ActiveCall use(this);
   isthmus_result result;
-  std::string why;
   int rank, size;  // also where it fails: the newcomers alone may not have come in
   {
     NoGil nogil;
     result = isthmus_comm_reconfigure(c, exclude.data(), static_cast<int>(exclude.size()), text(ticket), n,
                                       slots ? slots->data() : nullptr);
-    if (result != ISTHMUS_OK) why = isthmus_last_error();
     rank = isthmus_comm_rank(c);
     size = isthmus_comm_size(c);
   }
@@ -278,7 +276,7 @@ void PythonCommunicator::reconfigure(const std::vector<int> &exclude, const std:
     size_ = size;
   }
   if (result == ISTHMUS_OK) return;
-  raise(result, why.c_str());
+  raise_last(result);
   throw PythonError();
 }
 
@@ -349,10 +347,10 @@ std::string PythonCommunicator::explain(const std::string &collective, uint64_t 
   return take_json(result, json);
 }
 
-std::string PythonCommunicator::measure_leader_exchange(double seconds) {
-  isthmus_comm_t c = handle("measure");
+std::string measure_leader_exchange(PythonCommunicator &comm, double seconds) {
+  isthmus_comm_t c = comm.handle("measure");
   if (!c) throw PythonError();
-  const ActiveCall use(this);
+  const PythonCommunicator::ActiveCall use(&comm);
   char *json = nullptr;
   isthmus_result result;
   {

@@ -58,7 +58,6 @@ class PythonCommunicator {
   std::string topology();
   std::string dump();
   std::string explain(const std::string &collective, uint64_t count, py::object dtype, py::object op, int root);
-  std::string measure_leader_exchange(double seconds);  // collective
 
   // Destroys all open communicators, at the interpreter's end. Each waits for its pending operations, for at most `seconds`.
   static void destroy_all(double seconds);
@@ -78,6 +77,8 @@ class PythonCommunicator {
 
 // What init and join have in common. The texts are those of `given`.
 isthmus_options joining_options(const InitArguments &given);
+
+std::string measure_leader_exchange(PythonCommunicator &comm, double seconds);  // JSON; collective
 
 constexpr const char *kHandleCapsule = "isthmus_comm_t";
 

@@ -107,7 +107,7 @@ void add_communicator(py::module_ &m) {
            py::arg("timeout"))
       .def("_topology", &PythonCommunicator::topology)
       .def("_dump", &PythonCommunicator::dump)
-      .def("_measure_leader_exchange", &PythonCommunicator::measure_leader_exchange, py::arg("seconds"))
+      .def("_measure_leader_exchange", &measure_leader_exchange, py::arg("seconds"))
       .def("_explain", &PythonCommunicator::explain, py::arg("collective"), py::arg("count"), py::arg("dtype"),
            py::arg("op"), py::arg("root"));
   m.def("join", &join_with, py::arg("ticket"), py::arg("slot"), py::arg("island"), py::arg("bridge"), py::arg("timeout"),
