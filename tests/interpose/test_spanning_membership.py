@@ -116,7 +116,7 @@ def test_in_a_group_a_revoked_communicator_is_refused_operations_and_makes_parts
     ranks[0].say("id")
     for number, rank in enumerate(ranks):
         rank.say("init", "revoke 0", "poll 7", "group", call, "end")
-        rank.say(*([*SUM, "destroy"] if call.startswith("split") else []))
+        rank.say(*([*SUM, "destroy"] if call.startswith("split") else []), "comm 0", "destroy")
         rank.inputs.append(given(number))
     run(ranks, scripted)
     check(ranks)
@@ -142,6 +142,7 @@ def test_parts_of_a_revoked_communicator_span_vendors_or_are_the_vendors_own(
         for part in (1, *([2] if number < 3 else [])):
             rank.say(f"comm {part}", "ask", *SUM, "destroy")
             rank.inputs.append(given(number))
+        rank.say("comm 0", "destroy")
         rank.environment["ISTHMUS_LOG"] = "info"
     run(ranks, scripted, tmp_path)
     check(ranks)
@@ -196,7 +197,7 @@ def test_a_shrink_with_an_abort_ends_what_is_pending_also_on_the_rank_that_is_ex
         if number == 1:
             rank.say("poll 0", "wait", *[f"expect done.{r}" for r in left], "destroy")
             continue
-        rank.say("shrink 1 1", "ask", *SUM, f"touch done.{number}", "destroy")
+        rank.say("shrink 1 1", "ask", *SUM, f"touch done.{number}", "destroy", "comm 0", "destroy")
         rank.inputs.append(given(number))
     run(ranks, scripted, tmp_path)
     assert states(ranks[1]) == ["6"] and ranks[1].code == 0, ranks[1].printed
@@ -242,6 +243,8 @@ def test_a_communicator_gets_ranks_of_any_vendor(
     """The first two ranks are members. The id comes from either, and the newcomer is NVIDIA's or AMD's."""
     ranks = fleet(vendors)
     growing(ranks[:2], ranks[2:], blocking=blocking, root=root)
+    for rank in ranks[:2]:
+        rank.say("comm 0", "destroy")
     run(ranks, scripted, tmp_path)
     check_grown(ranks, len(ranks))
 
@@ -284,6 +287,8 @@ def test_one_thread_drives_an_old_rank_and_a_new_one_in_one_group(scripted: dict
 def test_ranks_that_have_revoked_grow(scripted: dict[str, Path], tmp_path: Path) -> None:
     ranks = fleet("nan")
     growing(ranks[:2], ranks[2:], before=("revoke 0",))
+    for rank in ranks[:2]:
+        rank.say("comm 0", "destroy")
     run(ranks, scripted, tmp_path)
     check_grown(ranks, 3)
 
@@ -298,7 +303,7 @@ def test_the_place_of_a_rank_that_has_died_is_filled(scripted: dict[str, Path], 
             rank.say("expect ready.0", "expect ready.2", "kill")
             continue
         rank.say(f"touch ready.{number}", "poll 0", "shrink 1 1", "use grown", *["grow_id"] * (number == 0))
-        rank.say(f"grow 3 {int(number == 0)}", "ask", *SUM, "destroy")
+        rank.say(f"grow 3 {int(number == 0)}", "ask", *SUM, "destroy", "comm 1", "destroy", "comm 0", "destroy")
     ranks[3].say("use grown", "come 2 3", "ask", *SUM, "destroy")
     left = [ranks[0], ranks[2], ranks[3]]
     for number, rank in enumerate(left):
@@ -317,7 +322,7 @@ def test_a_rank_of_hccls_comes_by_its_init_and_then_calls_that_it_lacks_are_refu
     for number, rank in enumerate(ranks[:2]):
         rank.say(f"join {number} 2", "use grown", *["grow_id"] * (number == 0), f"grow 3 {int(number == 0)}", *SUM)
         rank.say("grow 4 0", "comm 1", "split 0 0", "comm 1", "shrink 0 0", "comm 1", "shrink 2 0", *SUM, "touch done")
-        rank.say("destroy")
+        rank.say("destroy", "comm 1", "destroy", "comm 0", "destroy")
         rank.inputs += [given(number)] * 2
     ranks[2].say("use grown", "join 2 3", *SUM, "expect done", "destroy")
     ranks[2].inputs.append(given(2))
@@ -355,7 +360,7 @@ def test_a_rank_that_does_not_call_is_named_and_an_abort_ends_the_wait(
     ranks[0].say("id", "init", "use grown", "grow_id", call, "comm 0", "abort_later 200", call)
     ranks[0].say("touch done")
     for rank in ranks[1:]:
-        rank.say("init", "expect done")
+        rank.say("init", "expect done", "abort")
     ranks[0].environment["ISTHMUS_TIMEOUT"] = str(patient(5))
     run(ranks, scripted, tmp_path)
     check(ranks)
