@@ -314,7 +314,7 @@ class Worker:
         until = time.monotonic() + SOON
         while True:
             stats, arenas, descriptors = isthmus.context_stats(), arenas_mapped(), os.listdir("/proc/self/fd")
-            settled = not stats["leaving"] and arenas <= self.comm.size and len(descriptors) <= most
+            settled = not stats["leaving"] and max(arenas, stats["links"]) <= self.comm.size and len(descriptors) <= most
             if settled or time.monotonic() > until:
                 break
             time.sleep(0.02)
