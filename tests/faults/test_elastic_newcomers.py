@@ -93,7 +93,7 @@ def ends_of(ranks: list[Rank]) -> list[Any]:
     """What became of them, whatever tickets they have published before."""
     ends = []
     for rank in ranks:
-        while (said := rank.next())[0] == "ticket":
+        while (said := rank.next())[0] in ("ticket", "in"):
             pass
         assert said[0] == "result", said
         ends.append(said[1])
@@ -346,16 +346,20 @@ def test_ranks_that_are_killed_at_any_time_are_replaced_and_all_end_with_one_sta
     steps = 200
 
     def part_of(me: Me) -> Part:
-        part = Part(me)
+        part = Part(me, grace=DEADLINE)
         part.state = elastic.State({"w": np.full(50_000, float(me.rank)), "log": np.zeros(steps, np.int64)})
         part.given["steps"] = steps
 
         def before(comm: isthmus.Comm, number: int, part: Part) -> None:
-            if number == steps - 50 and comm.size == 5 and max(part.changes[-1][1]) < 7:
-                while True:  # it ends when the next rank is killed
-                    comm.barrier()
+            while number == steps - 50 and max(part.changes[-1][1]) < 7:  # until the next rank is killed
+                comm.barrier()
 
-        part.before = before
+        def changed(old: Any, new: elastic.Members) -> None:
+            part.changes.append((old and old.numbers, new.numbers, new.step))
+            if old is None:
+                me.send("in")
+
+        part.before, part.given["on_change"] = before, changed
         return part
 
     chance = random.Random(seed)
@@ -363,7 +367,7 @@ def test_ranks_that_are_killed_at_any_time_are_replaced_and_all_end_with_one_sta
         job(zygote, 5, lambda me: part_of(me).run(), shape) as ranks,
         newcomers(zygote, 5, 3, lambda me: part_of(me).join(), shape) as new,
     ):
-        left, tickets = list(ranks), {}
+        left, tickets, inside = list(ranks), {}, set()
 
         def newest() -> str:
             """Of those that live: the one that publishes says so without being asked."""
@@ -372,10 +376,20 @@ def test_ranks_that_are_killed_at_any_time_are_replaced_and_all_end_with_one_sta
                     kind, value = rank.next()
                     if kind == "ticket":
                         tickets[rank.rank] = value
+                    assert kind in ("ticket", "in"), value
+                    inside.add(rank.rank)
             lowest = min((rank.rank for rank in left if rank.rank in tickets), default=None)
             return "" if lowest is None else tickets[lowest]
 
+        def await_inside(all_of: list[Rank]) -> None:
+            until = time.monotonic() + DEADLINE
+            while not {rank.rank for rank in all_of} <= inside:
+                assert time.monotonic() < until, "they are not all in the job"
+                newest()
+                time.sleep(0.005)
+
         used: set[str] = set()
+        await_inside(left)
         for one in new:
             victim = left.pop(chance.randrange(len(left)))
             time.sleep(chance.uniform(0.0, 0.2))  # no order depends on it
@@ -388,6 +402,7 @@ def test_ranks_that_are_killed_at_any_time_are_replaced_and_all_end_with_one_sta
             used.add(ticket)
             one.tell(ticket)
             left.append(one)
+            await_inside([one])  # else it may have come with the ticket of the next victim
         ends = ends_of(left)
         alike(ends)
         assert {one[0] for one in ends} == {5}
