@@ -1,6 +1,6 @@
 # Each of these does all the set-up that it needs, and none that was done before (scripts/setup.py).
 #
-#   make demo     simulated devices of three vendors and a CPU train a real model together
+#   make demo     simulated devices of three vendors and a CPU train a real model together; then a training that loses ranks
 #   make test     everything that .ci/run calls      make test-all   all of what it takes shares of, and what takes long
 #   make build    .venv with the package in it
 #   make wheel    dist/*.whl for every Python that is here, each tried in an environment that has nothing
@@ -39,6 +39,7 @@ wheel: python
 demo: python
 	@$(PYTHON) scripts/setup.py demo
 	@OMP_NUM_THREADS=1 $(DEMO)
+	@OMP_NUM_THREADS=1 $(VENV)/python examples/train_survives.py
 
 test: python
 	@$(PYTHON) scripts/setup.py test

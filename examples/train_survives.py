@@ -33,6 +33,7 @@ NEWCOMER, COMES_IN = "amd:1", 7
 EPOCHS, BATCH = 12, 96
 ENOUGH = 0.95  # of the held-out digits
 SECONDS = float(os.environ.get("SURVIVES_SECONDS", "1"))  # within which a rank answers, or is left out
+SILENCE = {"ISTHMUS_SILENCE_MS": str(int(1000 * SECONDS))}  # so a rank that is stopped is noticed without a deadline
 BOARD = "SURVIVES_BOARD"  # names the folder in which the ranks leave tickets and the newcomer finds them
 QUORUM = elastic.Quorum(least=2, answer=SECONDS)
 
@@ -160,7 +161,7 @@ def main() -> int:
     """Starts the ranks and the newcomer, and waits for those that finish."""
     this = [sys.executable, str(Path(__file__).resolve())]
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[BOARD] = folder
+        os.environ.update({BOARD: folder, **SILENCE})
         with (
             rehearse.start([*this, "rank"], FLEET, show=True) as job,
             rehearse.start([*this, "newcomer"], NEWCOMER, show=True) as late,

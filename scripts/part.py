@@ -89,7 +89,7 @@ def tree(root: Path, stamps: Path = STAMPS) -> Tree:
     beside = [path for path in sorted(stamps.glob("*")) if path.name not in ("lock", "package")]
     return Tree(
         (git(root, "rev-parse", "HEAD") or "").strip(),
-        {path: digest((root / path).read_bytes()) for path in paths},
+        {path: digest((root / path).read_bytes()) + "x" * os.access(root / path, os.X_OK) for path in paths},
         digest("".join(f"{path.name} {path.read_text()}\n" for path in beside).encode()),
     )
 
@@ -197,6 +197,13 @@ def sources(root: Path) -> dict[str, list[str]]:
     return found
 
 
+def importers(root: Path, now: Tree, module: str) -> set[str]:
+    """The test files that take something of another one."""
+    word = re.compile(rf"^(from|import) {module}\b", re.MULTILINE)
+    tests = (path for path in now.files if re.fullmatch(r"tests/\w+/test_\w+\.py", path))
+    return {path for path in tests if word.search((root / path).read_text())}
+
+
 def needed(root: Path, now: Tree, green: Any, failed: dict[str, list[str]], environment: Any = os.environ) -> Part | str:
     """What to run of this tree; or why everything."""
     if environment.get("CI"):
@@ -225,6 +232,7 @@ def needed(root: Path, now: Tree, green: Any, failed: dict[str, list[str]], envi
             files |= {f"tests/{one}" for one in SUBJECTS["docs"]}
         elif re.fullmatch(r"tests/\w+/test_\w+\.py", path):
             files.add(path)
+            files |= importers(root, now, Path(path).stem)
         elif path == f"tests/cpp/{name}" and name in known:
             programs |= set(known[name])
         else:

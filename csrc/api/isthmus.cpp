@@ -133,9 +133,10 @@ class CallInside {
   }
   CallInside(const CallInside &) = delete;
   CallInside &operator=(const CallInside &) = delete;
-  // From here on no call but abort and destroy comes in, until the end of this one. Waits for those that are inside.
+  // From here on no call but abort, revoke and destroy comes in, until the end of this one. Waits for those that are inside.
   void close() const {
-    comm_->changing.store(true, std::memory_order_seq_cst);
+    if (comm_->changing.exchange(true, std::memory_order_seq_cst))
+      i::fail(Code::Argument, "reconfigure: another thread is in it on this communicator: wait for its end");
     for (const int64_t until = i::now_ns() + kInsideNs; comm_->inside.load(std::memory_order_seq_cst) != 1;) {
       if (i::now_ns() > until) {
         open();
@@ -157,6 +158,13 @@ class CallInside {
 std::shared_ptr<Communicator> epoch_of(isthmus_comm_t comm) {
   const i::Lock lock(comm->swap);
   return comm->communicator;
+}
+
+// Aborts the epoch there is while another thread is in isthmus_comm_reconfigure, which then waits no longer for operations. False: none is.
+bool abort_meanwhile(isthmus_comm_t comm, const char *reason, Communicator::Words words) {
+  if (!comm || !comm->birth.here() || !comm->changing.load(std::memory_order_seq_cst)) return false;
+  if (const auto epoch = epoch_of(comm)) epoch->abort(reason ? reason : "", words);
+  return true;
 }
 
 // The old epoch.
@@ -585,18 +593,15 @@ isthmus_result isthmus_dump_settle(double seconds) {
 
 isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason) {
   return guarded([&] {
-    if (comm && comm->birth.here() && comm->changing.load(std::memory_order_seq_cst)) {  // it ends the wait of that call
-      if (const auto epoch = epoch_of(comm)) epoch->abort(reason ? reason : "");
-      return ISTHMUS_OK;
-    }
-    CallInside(comm, "abort")->abort(reason ? reason : "");
+    if (!abort_meanwhile(comm, reason, Communicator::Words::Aborted)) CallInside(comm, "abort")->abort(reason ? reason : "");
     return ISTHMUS_OK;
   });
 }
 
 isthmus_result isthmus_comm_revoke(isthmus_comm_t comm, const char *reason) {
   return guarded([&] {
-    CallInside(comm, "revoke")->abort(reason ? reason : "", Communicator::Words::Revoked);
+    if (!abort_meanwhile(comm, reason, Communicator::Words::Revoked))
+      CallInside(comm, "revoke")->abort(reason ? reason : "", Communicator::Words::Revoked);
     return ISTHMUS_OK;
   });
 }

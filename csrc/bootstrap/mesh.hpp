@@ -69,6 +69,7 @@ class Peer {  // another process. Lives as long as the mesh.
  public:
   Endpoint endpoint;
   uint32_t index = 0;  // dense, of this process alone
+  int pid = 0;         // as this process sees it; 0: it is on another host, or is not to be seen
   Mapping arena;       // the peer's arena where memory is shared, else empty
   // The data sockets, connected, non-blocking, TCP_NODELAY, in the order that both sides have agreed. A link that takes them owns them.
   std::vector<UniqueFd> data;

@@ -103,6 +103,7 @@ bool Peer::State::drop_held(int epoll) {
   const Lock lock(mutex);
   if (!held) return false;
   ::epoll_ctl(epoll, EPOLL_CTL_DEL, control.get(), nullptr);
+  net::reset_when_closed(control.get());  // an orderly end would say that this process has ended
   control.reset();
   out.clear();
   return true;

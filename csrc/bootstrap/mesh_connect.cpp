@@ -28,6 +28,7 @@ Peer *Mesh::State::claim(Arrival &&a) {
   Peer::State &p = *peer->state_;
   const Lock lock(p.mutex);
   p.reader = std::move(a.reader);
+  if (net::Credentials c; a.local && net::peer_credentials(a.fd.get(), c)) peer->pid = c.pid;
   if (a.local) p.pidfd = net::GuardedFd(net::peer_pidfd(a.fd.get()));
   // Heartbeats are always on their way, so the limit (the time of 100 heartbeats, in ms) tells of a host that has vanished.
   if (!a.local) net::limit_unacknowledged(a.fd.get(), static_cast<int>(std::min<int64_t>(heartbeat_ns / 10'000, INT_MAX)));
@@ -36,7 +37,7 @@ Peer *Mesh::State::claim(Arrival &&a) {
   Peer *raw = peer.get();
   peers.push_back({std::move(peer), std::move(a.arena)});
   by_process[raw->endpoint.process] = raw;
-  if (p.pidfd) end_earlier(*raw);
+  if (p.pidfd && raw->pid > 0) end_earlier(*raw);
   fresh.push_back(raw);
   watch(epoll.get(), EPOLL_CTL_ADD, p.control.get(), EPOLLIN, tagged(Tag::Control, raw->index));
   if (p.pidfd) watch(epoll.get(), EPOLL_CTL_ADD, p.pidfd.get(), EPOLLIN, tagged(Tag::Pid, raw->index));
@@ -48,7 +49,7 @@ Peer *Mesh::State::claim(Arrival &&a) {
 void Mesh::State::end_earlier(const Peer &peer) {
   for (Known &known : peers) {
     Peer &other = *known.peer;
-    if (&other == &peer || other.endpoint.pid != peer.endpoint.pid || other.endpoint.host != peer.endpoint.host) continue;
+    if (&other == &peer || other.pid != peer.pid) continue;
     Peer::State &p = *other.state_;
     const Lock lock(p.mutex);
     if (!other.lost.load(std::memory_order_acquire) || !p.pidfd) continue;

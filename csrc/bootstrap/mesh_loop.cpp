@@ -157,7 +157,7 @@ void Mesh::State::on_writable(Peer &peer) {
   if (!p.control) return;
   p.out.flush(p.control.get());
   if (p.out.empty()) {
-    p.out.clear();
+    if (p.out.error() == 0) p.out.clear();  // else who reads asks what sending has found
     watch(epoll.get(), EPOLL_CTL_MOD, p.control.get(), EPOLLIN, tagged(Tag::Control, peer.index));
   }
 }
@@ -320,7 +320,7 @@ void Mesh::State::leave_out_the_silent() {
     Told told = Told::No;
     {
       const Lock lock(p.mutex);  // the process hears it when it goes on
-      if (p.control && p.out.empty()) {
+      if (p.control && !p.held && p.out.empty()) {
         queue(p, i, static_cast<uint16_t>(Own::LeftOut), encode(Elapsed{static_cast<uint32_t>(ms)}));
         if (p.out.empty() && p.out.error() == 0) told = Told::Yes;
       }

@@ -134,11 +134,13 @@ bool OneHop::begin(Operation &op) noexcept {
 bool OneHop::say(Operation &op) noexcept {
   const int rank = core_.id.rank;
   const Pattern p = pattern(op, rank);
-  if (op.plan && reads_input(op.call.collective, rank, op.call.root) &&
-      device_.executor()->signals().posted(plan::kStaged) < value_within(op.sequence, 1)) {
-    op.run.blocked_on = -1;
-    device_.sound(op);
-    return false;
+  if (op.plan && reads_input(op.call.collective, rank, op.call.root)) {
+    const bool staged = device_.executor()->signals().posted(plan::kStaged) >= value_within(op.sequence, 1);
+    // Asked behind the signal: a stream that was stopped may signal without having copied.
+    if (!device_.sound(op) || !staged) {
+      op.run.blocked_on = -1;
+      return false;
+    }
   }
   if (p.posts) {
     post(op);

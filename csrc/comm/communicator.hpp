@@ -109,7 +109,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   PlanCache plans_;
   Mutex split_mutex_;  // one split, shrink or grow at a time; held while the ranks speak with each other
   uint64_t unconfirmed_ ISTHMUS_GUARDED_BY(split_mutex_) = 0;                        // see Shrinking and Growing
-  std::shared_ptr<Communicator> unconfirmed_part_ ISTHMUS_GUARDED_BY(split_mutex_);  // see Shrinking
+  std::shared_ptr<Communicator> unconfirmed_part_ ISTHMUS_GUARDED_BY(split_mutex_);  // see Shrinking and Growing
   struct {  // the two streams of the user that were ordered last, and the event between them
     Mutex mutex;
     std::unique_ptr<device::Stream> before ISTHMUS_GUARDED_BY(mutex), after ISTHMUS_GUARDED_BY(mutex);
@@ -127,5 +127,8 @@ void group_fail(const Error &error) noexcept;
 // Submits the operations of the group, and returns their parent, with one reference, the caller's. nullptr: the group that ends is inside another
 // group. Throws the group's first failure. `waits`: the caller waits for the parent at once.
 engine::Operation *group_end(bool waits);
+
+// Destroys what was made from `before` where this rank has not heard whether the others have it.
+void end_unconfirmed(Communicator &made, Communicator &before) noexcept;
 
 }  // namespace isthmus::comm

@@ -114,7 +114,7 @@ class Growing {
 
  private:
   Growing(Communicator &whole, const GrowRequest &request, const bootstrap::Ticket &ticket, Deadline deadline,
-          uint64_t &unconfirmed)
+          uint64_t &unconfirmed, std::shared_ptr<Communicator> &kept)
       : whole_(whole),
         local_(*whole.local_),
         ticket_(ticket),
@@ -122,7 +122,8 @@ class Growing {
         deadline_(deadline),
         making_(part_of(deadline, 0.8)),
         parent_(request.ends ? Communicator::Parent::Ends : Communicator::Parent::GoesOn),
-        unconfirmed_(unconfirmed) {
+        unconfirmed_(unconfirmed),
+        kept_(kept) {
     mine_.ticket = hash_of(request.ticket);
     mine_.newcomers = request.newcomers;
     mine_.made_here = bootstrap::made_here(ticket);
@@ -143,6 +144,7 @@ class Growing {
   const Deadline deadline_, making_;  // of the whole, and of all but the last agreement
   const Communicator::Parent parent_;
   uint64_t &unconfirmed_;
+  std::shared_ptr<Communicator> &kept_;  // what was made of an epoch that ends, where this rank has not got the verdict
   Ask mine_;
   std::optional<bootstrap::Newcomers> come_;  // on the host
 };
@@ -150,9 +152,11 @@ class Growing {
 // An earlier grow or shrink may have failed here in its second agreement. The others may still be in that agreement, or be past it.
 void Growing::confirm_last() {
   rank::RankAgreement &agreement = local_.agreement();
-  if (unconfirmed_ == agreement.number() && (agreement.agree(kMayTryAgain, {}, false, deadline_).flags & kMade))
+  if (unconfirmed_ != agreement.number()) return;
+  if (agreement.agree(kMayTryAgain, {}, false, deadline_).flags & kMade)
     fail(Code::Aborted, "{}: the other ranks have the communicator of the call before, and this rank has let go of it",
          name());
+  if (const auto made = std::exchange(kept_, nullptr)) made->destroy();
 }
 
 void Growing::begin_together() {
@@ -234,7 +238,9 @@ std::shared_ptr<Communicator> Growing::made() {
     verdict = agreement.agree(made ? kMade | kMayTryAgain : 0, {}, false, deadline_);
     members.over();
   } catch (...) {  // whether the others have it is not known
-    if (made) made->destroy();
+    if (made && parent_ == Communicator::Parent::Ends)
+      kept_ = made;  // they may, and then come to what it has of the old epoch
+    else if (made) made->destroy();
     if (!why.ok()) throw Error(why.code, why.text);
     throw;
   }
@@ -258,7 +264,7 @@ std::shared_ptr<Communicator> Growing::grow(Communicator &whole, const GrowReque
   if (request.newcomers < 1 || request.newcomers > bootstrap::kMostNewcomers)
     fail(Code::Argument, "grow: {} newcomers: must be from 1 to {}", request.newcomers, bootstrap::kMostNewcomers);
   const Lock lock(whole.split_mutex_);
-  return Growing(whole, request, ticket, Deadline(whole.timeout()), whole.unconfirmed_).made();
+  return Growing(whole, request, ticket, Deadline(whole.timeout()), whole.unconfirmed_, whole.unconfirmed_part_).made();
 }
 
 // ---- the newcomer --------------------------------------------------------------------------------------------------------------------

@@ -149,6 +149,7 @@ std::shared_ptr<Communicator> Shrinking::confirmed(const std::vector<int> &exclu
   const std::shared_ptr<Communicator> made = kept_;
   if (unconfirmed_ != agreement.number()) {
     kept_.reset();
+    if (made) end_unconfirmed(*made, whole_);
     return nullptr;
   }
   const rank::Verdict verdict = agreement.agree(made ? kMade | kMayTryAgain : kMayTryAgain, excluded, false, deadline_);

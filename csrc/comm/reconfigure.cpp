@@ -66,8 +66,12 @@ Reconfigured reconfigure(Communicator &whole, const ReconfigureRequest &request)
   if (!whole.local().succession().await_quiet(deadline.ns()))
     fail(Code::Timeout, "{}: operations of it have not ended in time: wait for them before the call", name_of(whole));
   Reconfigured made;
-  if (ranks_are_out(whole, request, deadline) || request.ticket.empty()) {
-    made.epoch = whole.shrink({}, Communicator::Shrink::Agree, whole.name());
+  rank::Succession &succession = whole.local().succession();
+  const bool again =
+      succession.shrinks();  // an earlier call failed behind the first agreement: that of the shrink goes on where it stood
+  if (again || ranks_are_out(whole, request, deadline) || request.ticket.empty()) {
+    succession.shrink();
+    made.epoch = whole.shrink(again ? request.excluded : std::vector<int>{}, Communicator::Shrink::Agree, whole.name());
     made.epoch->set_timeout(seconds);
     if (request.ticket.empty()) return made;
   }

@@ -32,9 +32,10 @@ void DataStreams::use_key(const bootstrap::Peer &peer, const bootstrap::Bytes16 
   }
 }
 
-void DataStreams::let_go(const bootstrap::Peer &peer) {
+bool DataStreams::let_go(const bootstrap::Peer &peer) {
   const Lock lock(mutex_);
   std::erase_if(links_, [&](const auto &w) { return w->peer == &peer && !w->dialed; });
+  return std::none_of(links_.begin(), links_.end(), [&](const auto &w) { return w->peer == &peer; });
 }
 
 bool DataStreams::look(WatchedLink &w) {

@@ -31,7 +31,8 @@ class DataStreams {
   void add(bootstrap::Peer &peer, link::TcpLink &link);  // the link outlives end()
   // A key of a communicator with that peer, for streams that are connected again.
   void use_key(const bootstrap::Peer &peer, const bootstrap::Bytes16 &key);
-  void let_go(const bootstrap::Peer &peer);  // it is lost, and nobody has its link any more
+  bool let_go(const bootstrap::Peer
+                  &peer);  // it is lost, and nobody has its link any more. False: later, it is being dialed just now
   void look() noexcept;
   void came(bootstrap::Peer &peer, uint32_t stream, uint32_t generation, UniqueFd socket);
   void end() noexcept;  // waits for an attempt that is under way, at most kAttemptSeconds

@@ -51,6 +51,9 @@ bootstrap::Peer &Links::connect(const bootstrap::Endpoint &endpoint, const boots
   const Lock one(connect_mutex_);
   bootstrap::Peer &peer = mesh_->connect(endpoint, key, shared, 0, deadline);
   if (!streams) return peer;
+  const std::shared_ptr<const void> hold = peer.hold;  // nobody lets go of it meanwhile
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (peer.lost.load(std::memory_order_acquire)) fail(Code::PeerLost, "{}", peer.lost_text());
   {
     const Lock lock(mutex_);
     if (find(&peer, streams->carrier)) {  // its streams belong to a link already
@@ -177,7 +180,7 @@ void Links::ring_came(bootstrap::Peer &peer, const StreamRingBody &ring) {
 }
 
 bool Links::let_go(const bootstrap::Peer &peer) {
-  data_streams_.let_go(peer);
+  if (!data_streams_.let_go(peer)) return false;
   const Lock lock(mutex_);
   std::erase_if(early_rings_, [&](const auto &early) { return early.first == &peer; });
   for (auto &l : links_) {

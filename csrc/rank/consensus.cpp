@@ -170,7 +170,13 @@ void Consensus::hear_one(int from, const Saying &word) {
     case Kind::Prepare: on_prepare(from, word); break;
     case Kind::Promise:
       if (word.accepted == 0) suspicions_.add(from, word.ranks);
-      if (leading_ == Leading::Collects && word.ballot == ballot_) promises_.insert_or_assign(from, word);
+      if (leading_ != Leading::Collects || word.ballot != ballot_) break;
+      if (!promises_.insert_or_assign(from, word).second &&
+          from != rank_) {  // it has called again, and learns that this rank has called too
+        Saying here = word_of(Kind::Suspect, 0);
+        here.ranks = suspicions_.by(rank_);
+        say(from, std::move(here));
+      }
       break;
     case Kind::Propose: on_propose(from, word); break;
     case Kind::Accept:

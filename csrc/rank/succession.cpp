@@ -7,12 +7,17 @@
 namespace isthmus::rank {
 
 bool Succession::await_quiet(int64_t until_ns) noexcept {
+  constexpr int64_t kAskNs = 50'000'000;
   core_.context->progress().stand_in();
-  while (core_.has_work()) {
+  for (int64_t asked = now_ns(); core_.has_work();) {
     const int64_t now = now_ns();
     if (now >= until_ns) return false;
     if (driver_.drive()) continue;
     driver_.check_deadlines(now);
+    if (now - asked >= kAskNs) {
+      asked = now;
+      core_.ask_for_interrupt();
+    }
     core_.context->links().sleep(core_.context->links().count() != 0, std::min<int64_t>(1'000'000, until_ns - now),
                                  [&](LookAt links) { return driver_.drive(links) || !core_.has_work(); });
   }
@@ -26,10 +31,11 @@ Estate Succession::estate(int64_t until_ns) noexcept {
           collectives_.memory().fixed_room()};
 }
 
-// It may be gone, may have left, or may have ended the last collective that read here.
+// It may have ended for certain, may have left, or may have ended the last collective that read here. One that is only lost may go on in the midst of
+// a copy.
 bool Succession::comes_no_more(int rank) const noexcept {
   const PeerRank &p = core_.peers[static_cast<size_t>(rank)];
-  if (!p.mail || p.lost()) return true;
+  if (!p.mail || (p.process && p.process->surely_ended())) return true;
   if (p.left.load(std::memory_order_acquire) && !p.left_writing.load()) return true;
   const bool writes = messages_.slots().written_by(rank) || messages_.library().with(rank);
   return !writes && p.mail->done.value.load(std::memory_order_acquire) >= collectives_.entered();

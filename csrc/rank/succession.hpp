@@ -44,6 +44,10 @@ class Succession {
   // that the other ranks are gone or have left: this rank may know that they are out from a rank that has heard it before.
   bool ring_is_free(std::span<const bool> quiet, int64_t until_ns) const noexcept;
 
+  // The ranks have agreed that what is left of this epoch is the next one.
+  void shrink() noexcept { shrinks_ = true; }
+  bool shrinks() const noexcept { return shrinks_; }
+
   void borrowed(Borrowed what) noexcept { borrowed_ = what; }
   void keep(Succession &before) noexcept;
   void give_back() noexcept;
@@ -57,6 +61,7 @@ class Succession {
   Messages &messages_;
   RankDriver &driver_;
   Borrowed borrowed_;
+  bool shrinks_ = false;
 };
 
 }  // namespace isthmus::rank

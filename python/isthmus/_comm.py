@@ -43,7 +43,8 @@ class Comm(_core.Comm):
       broadcast write into `x`, and the other collectives into a new array.
     - **`keep_input`** (all_reduce, reduce, broadcast, all_to_all): where the operation fails, the array that it writes, `x`
       or `out`, holds what it held before. So the call can be made again on the communicator that comes of `shrink`. It
-      costs a copy of the array before the operation. Not for a device's memory, and not in a group.
+      costs a copy of the array before the operation. No operation that is still in flight may write to the array. Not
+      for a device's memory, and not in a group.
     - **Threads**: any thread may call. The order of the calls must be the same on all ranks.
 
     As a context manager the communicator is destroyed at the end of the block. Where an exception ends the block:
@@ -176,9 +177,9 @@ class Comm(_core.Comm):
           each island that has the same processes and in which no operation stands.
 
         The call waits for operations that are in flight. Meanwhile other threads' calls on this communicator fail, but for
-        abort and destroy. It may be called after a failure. Where it raises, this communicator is as it was, and aborted if
-        ranks were out. Where the newcomers alone could not come in, it has gone over to the ranks that were left, on all of
-        them, and the error says so.
+        abort, revoke and destroy. It may be called after a failure. Where it raises, this communicator is as it was, and
+        aborted if ranks were out or no ticket was given. Where the newcomers alone could not come in, it has gone over to
+        the ranks that were left, on all of them, and the error says so.
         """
         if members is not None:
             if exclude:
@@ -207,6 +208,8 @@ class Comm(_core.Comm):
             if rest.size != self.size - len(wanted):
                 raise PeerLostError("replace: a further rank was lost meanwhile; agree() says which, and call again")
             rest.reconfigure(ticket=ticket, n=len(wanted), slots=wanted)
+            if rest.size != self.size:
+                raise PeerLostError("replace: a further rank was lost meanwhile; agree() says which, and call again")
         except BaseException:
             rest.destroy()
             raise

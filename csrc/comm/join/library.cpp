@@ -33,8 +33,8 @@ void join_library(const Invitation &invitation, const Offer &offer, const Agreem
                  invitation.name, versions);
   served.library = offer.library;
   served.ranks = island.ranks;
-  // Plans of islands keep at most two chunks and a piece on the device (islands.cpp).
-  if (!offer.device.host()) served.first_scratch = 48 * terms.chunk_bytes;
+  // Sums of islands take turns through one place a slot, each of a slot's size; behind them lies a chunk that is gathered (islands.cpp).
+  if (!offer.device.host()) served.first_scratch = uint64_t{plan::kDeviceSlots + 1} * 16 * terms.chunk_bytes;
   if (agreement.library_goes_on) {
     served.communicator = offer.estate.library.communicator;
     served.place = offer.estate.library.place;

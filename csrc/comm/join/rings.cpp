@@ -18,10 +18,12 @@ std::vector<std::byte *> reach_rings(rank::Rank &local, const RingsSetup &setup)
   for (const int rank : setup.sharing) {
     const auto q = static_cast<size_t>(rank);
     const RingPlace &place = setup.places[q];
-    std::byte *const there = asked<std::byte *>(
-        setup.device, setup.deadline,
-        [context = setup.context, on = setup.device, process = local.peers()[q].process, offset = place.offset,
-         bytes = place.room] { return context->devices().reach(*on.runtime, on.number, process, offset, bytes); });
+    std::byte *const there =
+        asked<std::byte *>(setup.device, setup.deadline,
+                           [context = setup.context, on = setup.device, process = local.peers()[q].process,
+                            hold = local.peers()[q].hold, offset = place.offset, bytes = place.room] {
+                             return context->devices().reach(*on.runtime, on.number, process, offset, bytes);
+                           });
     if (!there) return {};
     rings[q] = there;
   }

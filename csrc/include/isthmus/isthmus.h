@@ -145,8 +145,8 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
    * ISTHMUS_ERR_ARGUMENT. Pinned memory that the runtime knows is taken in any case. */
   isthmus_memory_claim device_memory;
   /* Not 0: where the operation fails, the memory that it writes holds what it held before the call, so it can be done again from the same
-   * input, also in place. The call copies that memory first: as many bytes, until the operation is over. Memory of the host and collectives
-   * alone, and not in a group: else ISTHMUS_ERR_UNSUPPORTED. */
+   * input, also in place. The call copies that memory first: as many bytes, until the operation is over. So no operation that is still in
+   * flight may write there. Memory of the host and collectives alone, and not in a group: else ISTHMUS_ERR_UNSUPPORTED. */
   uint64_t keep;
 } isthmus_call;
 /* Every default: isthmus_call call = ISTHMUS_CALL_INIT; */
@@ -198,8 +198,8 @@ ISTHMUS_API isthmus_result isthmus_comm_grow(isthmus_comm_t comm, const char *ti
  * none) `newcomers` processes come in, as by isthmus_comm_grow; slots NULL: behind the others. Name, timeout and order of the ranks stay; their
  * numbers are dense. What did not change goes on: connections, memory that devices have registered, and the library's communicator of each
  * island that has the same processes, if nothing stands in it. Operations have to end before: the call waits for those of this rank. Meanwhile
- * other calls on the handle are ISTHMUS_ERR_ARGUMENT, but for abort and destroy. Works on a communicator that has failed. Where it fails, the
- * handle is as it was, and aborted if ranks were out; where only the newcomers could not come in, it has gone over to the ranks that were left,
+ * other calls on the handle are ISTHMUS_ERR_ARGUMENT, but for abort, revoke and destroy. Works on a communicator that has failed. Where it
+ * fails, the handle is as it was, and aborted if ranks were out or no ticket was given; where only the newcomers could not come in, it has gone over to the ranks that were left,
  * on all of them, and the text says so. */
 ISTHMUS_API isthmus_result isthmus_comm_reconfigure(isthmus_comm_t comm, const int *excluded, int count, const char *ticket, int newcomers,
                                                     const int *slots);

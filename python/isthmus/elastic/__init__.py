@@ -225,7 +225,8 @@ class _Job:
 
     def agree(self, done: int, why: Exception | None = None) -> bool:
         """Whether all ranks are there and have finished all steps. It comes first after a loss, and after the last step."""
-        patience = self.quorum.answer if why is not None else None
+        # Those in whose last step a rank has stopped come at the deadline of their operations, and a little later.
+        patience = self.quorum.answer if why is not None else self.comm.timeout + 2 + self.quorum.answer
 
         def attempt(failed: list[int]) -> bool:
             flags, out = self.comm.agree(done, failed, timeout=patience)
