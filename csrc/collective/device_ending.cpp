@@ -33,7 +33,8 @@ void DeviceEnding::abort(Spare spare) noexcept {
     since = now;
     work_.cancelled.store(true, std::memory_order_release);
   }
-  if (spare == Spare::Nothing && work_.communicator && !library_aborted_.exchange(true)) work_.communicator->abort();
+  if (spare == Spare::Nothing && !handed_over_.load() && work_.communicator && !library_aborted_.exchange(true))
+    work_.communicator->abort();
   if (!work_.communicator || !work_.communicator->aborting() || now - since >= kAbort) work_.doors.let_go();
 }
 

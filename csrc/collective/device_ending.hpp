@@ -51,6 +51,9 @@ class DeviceEnding {
   // submitted.
   enum class Spare : uint8_t { Nothing, Library };
   void abort(Spare spare = Spare::Nothing) noexcept;
+  void hand_over() noexcept {
+    handed_over_.store(true);
+  }  // the next epoch has the library's communicator: abort() spares it from now on
   // `alone`: some rank of the group will not make the call that may run now, so the call need not be given time to end. `refused`: the stream
   // cannot be stopped.
   bool settled(int64_t now_ns, bool alone, bool refused) noexcept;
@@ -76,6 +79,7 @@ class DeviceEnding {
   std::atomic<uint64_t> last_bytes_{0};
   std::atomic<int64_t> aborted_ns_{0};
   std::atomic<bool> left_behind_{false}, unfinished_{false}, dead_{false}, library_aborted_{false};
+  std::atomic<bool> handed_over_{false};
 };
 
 }  // namespace isthmus::collective

@@ -131,6 +131,7 @@ DeviceSide::DeviceEstate DeviceSide::estate() noexcept {
 }
 
 void DeviceSide::let_go_library() noexcept {
+  if (executor_) executor_->ending().hand_over();  // also where the lock cannot be had
   const SubmitLock::Held order =
       core_.collective_lock.take(nullptr, [this] { return core_.leave_behind(core_.collective_lock); });
   if (order) lane_.let_go();

@@ -233,3 +233,29 @@ def test_unlike_calls_are_named(zygote: Zygote) -> None:
         for rank, (kind, text, other, sum_of) in enumerate(results(ranks)):
             assert kind == "MismatchError" and "some ranks give a ticket and others none" in text
             assert other == ("AbortedError" if rank == 0 else None) and sum_of == 1.0
+
+
+def test_a_call_that_failed_within_goes_on_where_it_stood(zygote: Zygote, shape: str) -> None:
+    """Rank 2 stops behind the first agreement of the shrink. Rank 1 waits longer than the others, which call again."""
+    reconfigures, works, no_ticket = 0x6973_7265_636F_6E00, 1, 4  # what a rank says in the agreement of a reconfigure
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.set_timeout(patient(9 if me.rank == 1 else 3))
+        if me.rank == 2:
+            comm.agree(reconfigures | works | no_ticket)
+            comm.agree(0)
+            me.hear()
+            return None
+        if me.rank == 1:
+            comm.reconfigure()
+            return comm.size, total(comm, me)
+        assert me.caught(comm.reconfigure)["kind"] == "TimeoutError"
+        comm.set_timeout(DEADLINE)
+        comm.reconfigure([2] if me.rank == 0 else [])
+        return comm.size, total(comm, me)
+
+    with job(zygote, 4, body, shape) as ranks:
+        assert results([ranks[0], ranks[1], ranks[3]]) == [(3, 4.0)] * 3
+        ranks[2].tell("end")
+        ranks[2].result()
