@@ -149,7 +149,10 @@ def test_a_red_run_names_stage_case_log_and_the_line_that_repeats_it(tmp_path: P
         (tmp_path / "cases" / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "cases" / place).write_text(text)
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rN", "-p", "no:cacheprovider", "tests/suite/test_stages.py"],
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-rN", "-p", "no:cacheprovider"),
+            *("--durations-min=3600", "tests/suite/test_stages.py"),  # the list of slow cases has names of good ones
+        ],
         cwd=ROOT,
         env={**os.environ, "SUITE_RECORD": str(tmp_path)},
         text=True,
