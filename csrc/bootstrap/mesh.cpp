@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <csignal>
 
+#include "base/doorbell.hpp"
 #include "base/lock.hpp"
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh_state.hpp"
@@ -59,6 +60,12 @@ std::string Peer::lost_text() const {
 }
 
 bool Peer::said_farewell() const { return state_ && lost.load(std::memory_order_acquire) && state_->bye; }
+
+std::shared_ptr<const void> Peer::take_hold() {
+  std::shared_ptr<const void> copy = hold;
+  full_fence(fenced_);
+  return copy;
+}
 
 bool Peer::surely_ended() const { return state_ && lost.load(std::memory_order_acquire) && state_->surely.load(); }
 
@@ -177,7 +184,7 @@ void Mesh::let_go_of_the_gone(const std::function<bool(Peer &)> &rest) {
       if ((peer->arena || known.shared.mapping) && !peer->surely_ended()) continue;
     }
     // Who takes a copy looks afterwards whether the peer is lost.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    full_fence(peer->fenced_);
     if (peer->hold.use_count() > 1 || !rest(*peer)) continue;
     const Lock lock(s.mutex);
     Known &known = s.peers[i];

@@ -79,8 +79,10 @@ class Peer {  // another process. Lives as long as the mesh.
   // Whoever works with the peer, or with its memory, holds a copy. A peer that is lost and that nobody holds is let go of.
   const std::shared_ptr<const void> hold = std::make_shared<char>();
   std::atomic<bool> pinned{false};  // a device knows its memory, so the memory stays
-  std::string lost_text() const;    // why, once lost
-  bool said_farewell() const;       // once lost: it shut Isthmus down, as a process does that gives up or ends well
+  std::shared_ptr<const void>
+  take_hold();                    // who looks behind this and finds the peer not lost has it for as long as the copy lives
+  std::string lost_text() const;  // why, once lost
+  bool said_farewell() const;     // once lost: it shut Isthmus down, as a process does that gives up or ends well
   // Once lost: the process has ended or shut Isthmus down, and not merely the way to it. A peer of another host counts as ended where it has
   // closed the connection in order, and not where the connection was reset.
   bool surely_ended() const;
@@ -91,6 +93,7 @@ class Peer {  // another process. Lives as long as the mesh.
   friend class Mesh;
   struct State;
   std::shared_ptr<State> state_;
+  std::atomic<uint32_t> fenced_{0};
 };
 
 class MeshEvents {  // called on the control thread: each call must be short, and must not call connect()

@@ -51,8 +51,7 @@ bootstrap::Peer &Links::connect(const bootstrap::Endpoint &endpoint, const boots
   const Lock one(connect_mutex_);
   bootstrap::Peer &peer = mesh_->connect(endpoint, key, shared, 0, deadline);
   if (!streams) return peer;
-  const std::shared_ptr<const void> hold = peer.hold;  // nobody lets go of it meanwhile
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const std::shared_ptr<const void> hold = peer.take_hold();  // nobody lets go of it meanwhile
   if (peer.lost.load(std::memory_order_acquire)) fail(Code::PeerLost, "{}", peer.lost_text());
   {
     const Lock lock(mutex_);

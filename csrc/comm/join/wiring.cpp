@@ -64,9 +64,8 @@ std::vector<ccl::IslandMember> members_of(const Agreement &agreement) {
 }
 
 // Before the look whether the process is lost: who lets go of a lost one looks whether somebody holds it.
-void hold(const bootstrap::Peer &process, Wiring &wiring) {
-  wiring.holds.push_back(process.hold);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+void hold(bootstrap::Peer &process, Wiring &wiring) {
+  wiring.holds.push_back(process.take_hold());
   if (process.lost.load(std::memory_order_acquire)) fail(Code::PeerLost, "{}", process.lost_text());
 }
 
