@@ -169,7 +169,12 @@ TEST(Consensus, WhoLeadsAndHasNotCalledSinceTheLastCallFailedIsWhoDoesNotAnswer)
   w.contribute(0, 1);
   w.drain();
   EXPECT_EQ(w.ranks[1].unanswered().count(), 0);
-  w.ranks[1].withdraw();  // and rank 0 stops
+  w.ranks[1].withdraw();
+  w.contribute(1, 1);
+  w.drain();
+  EXPECT_EQ(w.ranks[1].unanswered().count(), 0) << "rank 0 is in its call still, and says so";
+  w.ranks[1].withdraw();
+  w.stopped[0] = 1;
   w.contribute(1, 1);
   w.drain();
   EXPECT_EQ(w.ranks[1].unanswered().list(), std::vector{0}) << "it has called before, and not again";
