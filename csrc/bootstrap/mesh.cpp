@@ -83,7 +83,7 @@ Mesh::State::State(const Settings &settings, MeshEvents &handler, int arena_fd, 
       arena(offer_arena(arena_fd, arena_bytes, self.process)),
       dialer(self, arena),
       gate(self.process, net::Gate::UnknownKey::Wait),
-      silence(settings.integer(Setting::SilenceMs) * 1'000'000) {
+      losses{Silence(settings.integer(Setting::SilenceMs) * 1'000'000), {}} {
   const int64_t silence_ms = settings.integer(Setting::SilenceMs), heartbeat_ms = settings.integer(Setting::HeartbeatMs);
   if (silence_ms > 0 && silence_ms < 3 * heartbeat_ms)
     fail(Code::Config, "ISTHMUS_SILENCE_MS={} is less than three times ISTHMUS_HEARTBEAT_MS={}", silence_ms, heartbeat_ms);

@@ -32,13 +32,15 @@ void Mesh::State::run() noexcept {
   std::vector<net::Guest> guests;
   std::vector<Peer *> claimed;
   int64_t tick = now_ns() + heartbeat_ns;
-  silence.turn(now_ns());
+  losses.silence.turn(now_ns());
   while (!stop.load(std::memory_order_acquire)) {
     try {
-      const int64_t until = std::min({tick, silence.next_ns(), gate.next_deadline_ns(), greetings->next_deadline_ns()});
+      const int64_t until =
+          std::min({tick, losses.silence.next_ns(), gate.next_deadline_ns(), greetings->next_deadline_ns()});
       epoll_event ready[64];
-      const int n = ::epoll_wait(epoll.get(), ready, 64, Deadline::at_ns(until).left_ms());
-      silence.turn(now_ns());
+      const size_t due = losses.ended.size();
+      const int n = ::epoll_wait(epoll.get(), ready, 64, due != 0 ? 0 : Deadline::at_ns(until).left_ms());
+      losses.silence.turn(now_ns());
       for (int i = 0; i < n; ++i) serve(ready[i]);
       gate.service(guests);
       for (net::Guest &g : guests) greetings->admit(std::move(g));
@@ -54,7 +56,9 @@ void Mesh::State::run() noexcept {
         on_readable(*peer);
       }
       claimed.clear();
-      if (silence.watched()) leave_out_the_silent();
+      for (size_t i = 0; i < due; ++i) lose(*losses.ended[i].first, losses.ended[i].second);
+      losses.ended.erase(losses.ended.begin(), losses.ended.begin() + static_cast<ptrdiff_t>(due));
+      if (losses.silence.watched()) leave_out_the_silent();
       if (now_ns() >= tick) {
         for (uint32_t i = 0; Peer *peer = find(i); ++i) {
           if (peer->state_->held_too_long(heartbeat_ns))
@@ -189,7 +193,7 @@ std::string Mesh::State::hear(Peer &peer, uint16_t type, std::span<const std::by
 }
 
 void Mesh::State::on_readable(Peer &peer) {
-  if (peer.lost.load(std::memory_order_relaxed)) return;
+  if (peer.lost.load(std::memory_order_relaxed) || losses.has_ended(peer)) return;
   Peer::State &p = *peer.state_;
   int fd = -1, pidfd = -1;  // this thread alone closes them
   {
@@ -248,7 +252,7 @@ void Mesh::State::on_readable(Peer &peer) {
     p.surely.store(false);
     return;
   }
-  lose(peer, formatted("{} {}", process_text(peer.endpoint), end));
+  losses.ended.emplace_back(&peer, formatted("{} {}", process_text(peer.endpoint), end));
 }
 
 void Mesh::State::on_ended(Peer &peer) {
@@ -267,7 +271,7 @@ void Mesh::State::on_ended(Peer &peer) {
   }
   p.ended = true;
   on_readable(peer);
-  lose(peer, formatted("{} {}", process_text(peer.endpoint), p.bye ? "shut Isthmus down" : "ended"));
+  losses.ended.emplace_back(&peer, formatted("{} {}", process_text(peer.endpoint), p.bye ? "shut Isthmus down" : "ended"));
 }
 
 void Mesh::State::lose(Peer &peer, const std::string &why, Told told) {
@@ -311,10 +315,10 @@ void Mesh::State::leave_out_the_silent() {
     const auto silent = [&] {
       // Until its first heartbeat the peer has not taken up the connection: init's deadline is for that.
       return p.interval_ns != 0 && !peer->lost.load(std::memory_order_relaxed) &&
-             silence.over(peer->last_heard_ns.load(std::memory_order_relaxed), p.interval_ns, now_ns());
+             losses.silence.over(peer->last_heard_ns.load(std::memory_order_relaxed), p.interval_ns, now_ns());
     };
     if (silent()) on_readable(*peer);  // what has come and was not read yet
-    if (!silent()) continue;
+    if (!silent() || losses.has_ended(*peer)) continue;
     const int64_t ms =
         std::min<int64_t>((now_ns() - peer->last_heard_ns.load(std::memory_order_relaxed)) / 1'000'000, kMaxSpanMs);
     Told told = Told::No;

@@ -1,11 +1,15 @@
 // The inside of the mesh: what its caller-side half (mesh.cpp, mesh_connect.cpp) and its control thread (mesh_loop.cpp) share.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/lock.hpp"
 #include "base/log.hpp"
@@ -72,6 +76,15 @@ struct DataArrivals {
   std::vector<Bytes16> tokens;
 };
 
+struct Losses {
+  Silence silence;
+  // Who has ended, and why they are lost. Once more all that has come is heard first: another's word of an abort may say why one has ended.
+  std::vector<std::pair<Peer *, std::string>> ended;
+  bool has_ended(const Peer &peer) const noexcept {
+    return std::any_of(ended.begin(), ended.end(), [&](const auto &e) { return e.first == &peer; });
+  }
+};
+
 struct Mesh::State final : GreetingEvents {
   State(const Settings &settings, MeshEvents &handler, int arena_fd, size_t arena_bytes, const std::string &route_hint);
   ~State() override;
@@ -98,7 +111,7 @@ struct Mesh::State final : GreetingEvents {
   net::GuardedFd epoll, wake_fd;
   std::atomic<bool> stop{false};
   std::optional<Greetings> greetings;  // control thread only, but count()
-  Silence silence;                     // control thread only
+  Losses losses;                       // control thread only
   std::thread thread;
 
   void wake() const noexcept;

@@ -482,6 +482,55 @@ TEST(Mesh, APeerWhoseConnectionWasResetHasNotEndedForCertainAlsoWhereASenderHear
   p.a.mesh.reset();  // before `held` ends
 }
 
+TEST(Mesh, HearsWhatOthersHaveSaidBeforeAPeerIsLost) {
+  struct Held final : MeshEvents {  // its control thread, within the word "hold"
+    std::promise<void> came, go_on;
+    Mutex mutex;
+    std::vector<std::string> log ISTHMUS_GUARDED_BY(mutex);
+    void on_message(Peer &, uint16_t, std::span<const std::byte> body) override {
+      const std::string word(reinterpret_cast<const char *>(body.data()), body.size());
+      if (word == "hold") {
+        came.set_value();
+        return go_on.get_future().wait();
+      }
+      const Lock lock(mutex);
+      log.push_back(word);
+    }
+    void on_lost(Peer &, const std::string &) override {
+      const Lock lock(mutex);
+      log.push_back("lost");
+    }
+    void on_tick() override {}
+    void on_stream(Peer &, uint32_t, uint32_t, UniqueFd) override {}
+    size_t count() {
+      const Lock lock(mutex);
+      return log.size();
+    }
+  } held;
+  const std::string seldom = "ISTHMUS_HEARTBEAT_MS=10000";
+  Node a(seldom), holds(seldom), ends(seldom), aborts(seldom);
+  Settings settings;
+  settings.apply(seldom);
+  a.mesh = std::make_unique<Mesh>(settings, held, a.arena.get(), Node::kArena, "127.0.0.1");
+  Peer *of_a = nullptr, *of_holds = nullptr, *of_ends = nullptr, *of_aborts = nullptr;
+  for (Node *n : {&a, &holds, &ends, &aborts}) n->mesh->add_key(kKey);
+  connect_as_hosts(a, holds, of_a, of_holds, false, 0);
+  connect_as_hosts(a, ends, of_a, of_ends, false, 0);
+  connect_as_hosts(a, aborts, of_a, of_aborts, false, 0);
+  holds.mesh->send(*of_holds, 1, bytes("hold"));
+  held.came.get_future().wait();
+  ends.mesh->send(*of_ends, 1, bytes("a word"));  // so it is the first that has something to read
+  aborts.mesh->send(*of_aborts, 1, bytes("an abort"));
+  ends.mesh.reset();
+  held.go_on.set_value();
+  ASSERT_TRUE(eventually([&] { return held.count() >= 3; }));
+  {
+    const Lock lock(held.mutex);
+    EXPECT_EQ(held.log, (std::vector<std::string>{"a word", "an abort", "lost"}));
+  }
+  a.mesh.reset();  // before `held` ends
+}
+
 TEST(Mesh, APeerThatGivesUpTheConnectionAndLivesIsNotTakenForEnded) {
   Pair p;
   p.add_keys();

@@ -79,7 +79,7 @@ def test_revoke_by_any_thread_ends_what_is_pending_on_all_ranks_with_who_and_why
         if me.rank == 2:
             me.send("pending")
             me.hear()
-            return [me.caught(comm.barrier)]
+            return [me.caught(lambda: comm.all_reduce(np.ones(1 << 20)))]
         x, y = np.ones(1 << 20), np.empty(1 << 20)
         works = [comm.all_reduce(x, async_op=True), comm.recv(y, 2, 3, async_op=True)]
         me.send("pending")
@@ -113,12 +113,16 @@ def test_after_a_revoke_the_ranks_agree_and_go_on_by_a_shrink(zygote: Zygote, sh
     def body(me: Me) -> Any:
         comm = me.init()
         comm.barrier()
+        me.send("joined")
         if me.rank == 0:
+            me.hear()  # all have left the barrier, which would fail otherwise
             comm.revoke("enough")
         failure = me.caught(lambda: [comm.barrier() for _ in range(1000)])
         return failure["kind"], comm.agree(3), comm.shrink().size
 
     with job(zygote, 3, body, shape) as ranks:
+        all_say(ranks, "joined")
+        ranks[0].tell("go")
         assert results(ranks) == [("AbortedError", (3, []), 3)] * 3
 
 
