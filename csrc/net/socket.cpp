@@ -147,6 +147,9 @@ Answers answers(int fd) noexcept {
 }
 
 bool interface_down(int fd) noexcept {
+  // The cable itself, IFF_LOWER_UP in the kernel's words. IFF_RUNNING follows it by up to a second, so an interface that carries already
+  // would count as down.
+  constexpr unsigned kLowerUp = 1u << 16;
   try {
     const Address own = local_address(fd);
     ifaddrs *all = nullptr;
@@ -156,7 +159,7 @@ bool interface_down(int fd) noexcept {
       if (!i->ifa_addr || i->ifa_addr->sa_family != own.family()) continue;
       const socklen_t length = own.family() == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
       if (!own.same_host(Address(reinterpret_cast<const sockaddr *>(i->ifa_addr), length))) continue;
-      down = (i->ifa_flags & IFF_UP) == 0 || (i->ifa_flags & IFF_RUNNING) == 0;
+      down = (i->ifa_flags & IFF_UP) == 0 || (i->ifa_flags & kLowerUp) == 0;
     }
     ::freeifaddrs(all);
     return down;

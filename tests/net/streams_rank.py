@@ -100,6 +100,7 @@ def main() -> None:
         number += 1
         said: dict[str, Any] = {"number": number, "right": bool((x == wanted).all()), "begin": begin, "seconds": seconds}
         said["reset"] = doer is not None
+        said["heartbeats"] = isthmus.context_stats()["heartbeats"]
         said["changes"], changes[:] = changes[:], []
         print(json.dumps({**said, "streams": isthmus.context_stats()["streams"][0]["streams"]}), flush=True)
     done.set()
