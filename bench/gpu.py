@@ -45,6 +45,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (8, 4 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
 QUICK_SIZES = (8, 64 << 10, 1 << 20)
+CONTENDERS = ("isthmus", "gloo", "relay")
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
 BUCKETS, BUCKET_BYTES = 10, 25_000_000  # of a training step, behind each other, beside one call of all of them
 TARGETS = {
@@ -152,27 +153,35 @@ class Rank:
 
     # ---- the contenders ----------------------------------------------------------------------------------------------
 
-    def call(self, contender: str, collective: str, x: Any, out: Any) -> Call:
+    def call(self, contender: str, collective: str, x: Any, out: Any, stream: Any = None) -> Call:
+        """On the rank's stream, or of Isthmus' calls on another."""
+        if contender == "isthmus":
+            return self._isthmus(collective, x, out, stream or self.stream)
         return getattr(self, f"_{contender}")(collective, x, out)
 
-    def _isthmus(self, collective: str, x: Any, out: Any) -> Call:
+    def _isthmus(self, collective: str, x: Any, out: Any, on: Any) -> Call:
         comm = self.comm
-        stream = None if self.stream is None else self.device.handle(self.stream)
+        stream = None if on is None else self.device.handle(on)
         a, b = (View(x), View(out)) if self.on_gpu else (x.numpy(), out.numpy())
         following, before = (self.number + 1) % self.size, (self.number - 1) % self.size
 
-        def send_recv() -> None:
+        # As calls of NCCL and of torch: the host goes on at once, and the stream has the order. A rank on the CPU has no
+        # stream, so its call ends with the operation.
+        more = {"stream": stream, "async_op": self.on_gpu}
+
+        def send_recv() -> object:
             import isthmus
 
-            with isthmus.group():
+            with isthmus.group(async_op=self.on_gpu) as both:
                 comm.send(a, following, stream=stream)
                 comm.recv(b, before, stream=stream)
+            return both.work if self.on_gpu else None
 
         table: dict[str, Call] = {
-            "all_reduce": lambda: comm.all_reduce(a, "sum", a, stream=stream),
-            "broadcast": lambda: comm.broadcast(a, 0, stream=stream),
-            "all_gather": lambda: comm.all_gather(a, b, stream=stream),
-            "reduce_scatter": lambda: comm.reduce_scatter(a, "sum", b, stream=stream),
+            "all_reduce": lambda: comm.all_reduce(a, "sum", a, **more),
+            "broadcast": lambda: comm.broadcast(a, 0, **more),
+            "all_gather": lambda: comm.all_gather(a, b, **more),
+            "reduce_scatter": lambda: comm.reduce_scatter(a, "sum", b, **more),
             "send_recv": send_recv,
         }
         return table[collective]
@@ -281,6 +290,8 @@ class Team:
 
     def seconds(self, calls: list[Call], times: int) -> float:
         """Of one call, from the moment that all ranks begin until the last one's stream has ended."""
+        import isthmus
+
         begins, ends = [0.0] * len(calls), [0.0] * len(calls)
 
         def work(number: int) -> None:
@@ -289,9 +300,11 @@ class Team:
             self.meeting.wait()
             begins[number] = time.perf_counter()
             for _ in range(times):
-                call()
+                last = call()
             rank.finish()
             ends[number] = time.perf_counter()
+            if isinstance(last, isthmus.Work):
+                last.wait()  # raises if it has failed, which the stream does not tell
 
         self.together(work)
         return (max(ends) - min(begins)) / times
@@ -340,7 +353,7 @@ def check(team: Team, contender: str, collective: str, nbytes: int) -> None:
 
 def time_row(team: Team, collective: str, nbytes: int, rounds: int, block: float, absent: dict[str, str]) -> dict[str, Any]:
     count, wide = lengths(collective, nbytes, len(team.kinds))
-    contenders = [name for name in ("isthmus", "gloo", "relay") if name not in absent]
+    contenders = [name for name in CONTENDERS if name not in absent]
     if collective == "send_recv" and "gloo" in contenders:
         contenders.remove("gloo")  # which takes device memory for the host's there, and ends the process
     tensors: list[tuple[Any, Any]] = []
@@ -368,13 +381,25 @@ def time_row(team: Team, collective: str, nbytes: int, rounds: int, block: float
 
 
 def buckets(team: Team, number: int, nbytes: int, rounds: int) -> dict[str, Any]:
-    """Seconds of all_reduces behind each other, and of one of all their bytes."""
+    """Seconds of all_reduces behind each other, and of one of all their bytes.
+
+    Each bucket has a stream of its own, since nothing of a training's stream stands between two of its buckets: torch's
+    stream waits for a bucket when the program does.
+    """
     small = [[rank.tensor(nbytes // 4, 0.0) for _ in range(number)] for rank in team.ranks]
     large = [rank.tensor(number * nbytes // 4, 0.0) for rank in team.ranks]
 
     def behind_each_other(rank: Rank, tensors: list[Any]) -> Call:
-        calls = [rank.call("isthmus", "all_reduce", x, x) for x in tensors]
-        return lambda: [call() for call in calls]
+        streams = [team.device.stream() if rank.on_gpu else None for _ in tensors]
+        calls = [rank.call("isthmus", "all_reduce", x, x, stream) for x, stream in zip(tensors, streams, strict=True)]
+
+        def all_of_them() -> object:
+            works = [call() for call in calls]
+            for stream in filter(None, streams):
+                stream.synchronize()
+            return works[-1]
+
+        return all_of_them
 
     separate = [behind_each_other(rank, tensors) for rank, tensors in zip(team.ranks, small, strict=True)]
     whole = [rank.call("isthmus", "all_reduce", x, x) for rank, x in zip(team.ranks, large, strict=True)]
@@ -427,7 +452,8 @@ print(json.dumps(next(one["samples"] for one in found if one["name"] == "reduce_
 def reducers(ranks: int) -> int:
     """Threads that reduce for these ranks at once: each rank's own, and those of the pool (ISTHMUS_REDUCE_THREADS)."""
     asked = int(os.environ.get("ISTHMUS_REDUCE_THREADS", "-1"))
-    helpers = asked if asked >= 0 else 3 if (os.cpu_count() or 1) > 2 * ranks else 0
+    share = os.cpu_count() or 1  # all ranks of the host are in this process
+    helpers = asked if asked >= 0 else min(max(share - 2 * ranks, 0), min(max(share // 2, 3), 7))
     return ranks + helpers
 
 
@@ -527,30 +553,32 @@ def beside_products(team: Team, nbytes: int, rounds: int, size: int) -> dict[str
 def least_seconds(
     row: dict[str, Any], kinds: list[str], copies: dict[str, list[float]], pool_rate: float, memory: float
 ) -> float:
-    """What the copies take at least, and for a sum also the reduction and the memory. One GPU carries the copies of all its
+    """What the copies take at least, and the sums, and the memory of ranks on the CPU. One GPU carries the copies of all its
     ranks.
 
-    `pool_rate` is of all threads that reduce at once. `memory` is what the host's memory moves: a sum reads two and writes
-    one, a copy between the device and the host reads or writes one.
+    `pool_rate` is of all threads that reduce at once. `memory` is what the host's memory moves: each rank on the CPU has its
+    input read there and its output written. What is staged may stay in caches, and does not count.
     """
     median = {name: statistics.median(rates) for name, rates in copies.items()}
-    gpus, ranks, n = kinds.count("gpu"), len(kinds), row["bytes"]
+    gpus, cpus, ranks, n = kinds.count("gpu"), kinds.count("cpu"), len(kinds), row["bytes"]
     sums = 0.0
     if row["collective"] in ("all_reduce", "reduce_scatter"):
-        out, back = gpus * n, gpus * n / (1 if row["collective"] == "all_reduce" else ranks)
+        result = n / (1 if row["collective"] == "all_reduce" else ranks)
+        out, back = gpus * n, gpus * result
         sums = (ranks - 1) * n  # of all ranks together
+        touched = cpus * (n + result)
     elif row["collective"] == "broadcast":
         out, back = (n, (gpus - 1) * n) if kinds[0] == "gpu" else (0, gpus * n)
+        touched = cpus * n
     elif row["collective"] == "all_gather":
         out, back = gpus * n / ranks, gpus * n * (ranks - 1) / ranks
+        touched = cpus * (n / ranks + n)
     else:
         out, back = gpus * n, gpus * n
+        touched = cpus * 2 * n
     way_out = median["both"] if out and back else median["out"]
     way_in = median["both"] if out and back else median["in"]
-    copied = max(out / way_out, back / way_in)
-    if not sums:
-        return float(copied)
-    return float(max(copied, sums / pool_rate, (out + back + 3 * sums) / memory))
+    return float(max(out / way_out, back / way_in, sums / pool_rate, touched / memory))
 
 
 def judge(result: dict[str, Any], kinds: list[str]) -> list[dict[str, Any]]:
@@ -569,7 +597,9 @@ def judge(result: dict[str, Any], kinds: list[str]) -> list[dict[str, Any]]:
             least = least_seconds(row, kinds, result["copies"], result["reduction"], result["memory"])
             rates = [least / seconds for seconds in row["seconds"]["isthmus"]]
             target = TARGETS.get(row["collective"], TARGETS["moves"])
-            limit = "copies, sums and memory" if "reduce" in row["collective"] else "copies"
+            sums = ["sums"] if "reduce" in row["collective"] else []
+            counts = ["copies", *sums, *(["memory"] if "cpu" in kinds else [])]
+            limit = " and ".join([", ".join(counts[:-1]), counts[-1]] if counts[1:] else counts)
             verdicts.append(verdict(f"{what}: share of the limit of {limit}", rates, target, True))
         if row["collective"] == "all_reduce" and row["bytes"] <= 8:
             micros = [seconds * 1e6 for seconds in row["seconds"]["isthmus"]]
@@ -654,6 +684,9 @@ def main() -> None:
     parser.add_argument("--ranks", default="gpu,gpu,cpu", help="what each rank works on (default %(default)s)")
     parser.add_argument("--rehearse", metavar="VENDOR", default="", help="a simulated device: nvidia, amd or ascend")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument(
+        "--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="who takes part (default: all)"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sizes", type=int, nargs="+", help="in bytes, instead of 8 B to 1 GiB")
     parser.add_argument("--block", type=float, default=0.2, help="seconds of one contender's turn (default %(default)s)")
@@ -681,7 +714,7 @@ def main() -> None:
         "versions": {"torch": device.torch.__version__, "isthmus": __import__("isthmus").__version__},
         "ranks": kinds,
         "connections": {name: os.environ[name] for name in CONNECTIONS if name in os.environ},
-        "absent": without(device),
+        "absent": {name: "not asked for" for name in CONTENDERS if name not in args.contenders} | without(device),
         "rows": [],
     }
     for collective in COLLECTIVES:

@@ -231,7 +231,8 @@ void read_call(i::comm::CallRequest &r, const isthmus_call &given) {
   r.on_stream = c.on_stream != ISTHMUS_STREAM_NONE;
   r.order_later = c.on_stream == ISTHMUS_STREAM_BEFORE;
   if (r.order_later && i::comm::group_open())
-    i::fail(Code::Argument, "recv: in a group nothing can be ordered later (ISTHMUS_STREAM_BEFORE)");
+    i::fail(Code::Argument, "{}: in a group nothing can be ordered later (ISTHMUS_STREAM_BEFORE)",
+            i::collective_name(r.collective));
   r.keep = c.keep != 0;
   if (r.keep && i::comm::group_open())
     i::fail(Code::Unsupported, "{}: in a group no memory is kept (isthmus_call.keep)", i::collective_name(r.collective));
@@ -1063,7 +1064,10 @@ isthmus_result isthmus_work_order(isthmus_work_t work, void *stream) {
     Operation *op = op_of(work);
     if (!op->rank && !op->over()) i::fail(Code::Argument, "work_order: the operation is in a group that has not ended");
     check_ours(op, "work_order");
-    if (!op->over() && op->call.order_later) op->rank->messages().streams().order(op, stream);
+    if (!op->over() && op->call.order_later) {
+      if (op->is_p2p()) op->rank->messages().streams().order(op, stream);
+      else op->rank->collectives().order(op, stream);
+    }
     if (op->over()) return result_of(op);
     if (op->core->failed()) {
       const i::Status why = op->core->failure();

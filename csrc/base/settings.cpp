@@ -44,9 +44,10 @@ constexpr SettingRow kSettings[] = {
      "call. Other inits wait for ISTHMUS_TIMEOUT, all of them at most. An init whose missing ranks have gone to the "
      "library's "
      "own listener waits for 1 s, or 20 s where not as many went there as are missing"},
-    {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "128K", 4096, 67108864, "", true,
-     "chunk of a pipelined message. Long messages, ranks with a device and islands with a library take a multiple of it "
-     "(docs/howto/tune.md has the table). At most 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks is taken, about "
+    {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "0", 4096, 67108864, "", true,
+     "chunk of a pipelined message; 0: 128 KiB, or up to 512 KiB where a rank has a device and all ranks share memory. Long "
+     "messages, ranks with a device and islands with a library take a multiple of it (docs/howto/tune.md has the table). At "
+     "most 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks is taken, about "
      "1/192 where a rank has a device or a library, and about 1/800 where a rank has a device and ranks share memory"},
     {Setting::Device, "ISTHMUS_DEVICE", K::Text, "host", 0, 0, "", false,
      "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank"},
@@ -117,8 +118,8 @@ constexpr SettingRow kSettings[] = {
     {Setting::RecorderEntries, "ISTHMUS_RECORDER_ENTRIES", K::Integer, "2048", 16, 1048576, "", false,
      "operations that the flight recorder of a process keeps", true},
     {Setting::ReduceThreads, "ISTHMUS_REDUCE_THREADS", K::Integer, "-1", -1, 64, "", false,
-     "threads that help to reduce large chunks, for the whole process; -1: up to 3 where a rank works on a device and the "
-     "host has more than 2 processors for each of its ranks, else none",
+     "threads that help with large sums and copies of host memory, for the whole process; -1: up to 7 where a rank of the "
+     "communicator works on a device and the host has more than 2 processors for each of its ranks, else none",
      true},
     {Setting::SilenceMs, "ISTHMUS_SILENCE_MS", K::Integer, "0", 0, 3600000, "", false,
      "ms without a heartbeat of a process after which the others take it for lost, as one that is stopped; at least 3 "
@@ -126,7 +127,7 @@ constexpr SettingRow kSettings[] = {
      true},
     {Setting::SpinMicros, "ISTHMUS_SPIN_US", K::Integer, "100", 0, 1000000, "", false,
      "how long a waiter polls before it sleeps on a futex; it yields early when ranks outnumber cores", true},
-    {Setting::StagingBytes, "ISTHMUS_STAGING_BYTES", K::Bytes, "256M", 1048576, kTiB, "", false,
+    {Setting::StagingBytes, "ISTHMUS_STAGING_BYTES", K::Bytes, "512M", 1048576, kTiB, "", false,
      "host memory for slots, for the whole process", true},
     {Setting::Stores, "ISTHMUS_STORES", K::Choice, "auto", 0, 0, "auto|cached|streamed", false,
      "how data for another rank of the host is stored: through the caches or past them; auto: as measured now and then",
@@ -299,7 +300,8 @@ void Settings::set(std::string_view name, std::string_view value) {
       }
       if (end != last || shift < 0) bad(*row, value);
       const double scaled = std::ldexp(static_cast<double>(v.integer), shift);
-      if (scaled < row->min || scaled > row->max) bad(*row, value);
+      // What stands for "not said" may lie outside.
+      if ((scaled < row->min || scaled > row->max) && value != row->fallback) bad(*row, value);
       v.integer <<= shift;
       v.real = scaled;
       break;

@@ -79,10 +79,13 @@ size_t StreamingCopy::measure(std::byte *to, const std::byte *from, size_t bytes
   return cached + streamed;
 }
 
+size_t StreamingCopy::begin(void *to, const void *from, size_t bytes) noexcept {
+  if (bytes < kLeast || !measures_ || turn_++ % kEvery != 0) return 0;
+  return measure(static_cast<std::byte *>(to), static_cast<const std::byte *>(from), bytes);
+}
+
 void StreamingCopy::copy(void *to, const void *from, size_t bytes) noexcept {
-  size_t done = 0;
-  if (bytes >= kLeast && measures_ && turn_++ % kEvery == 0)
-    done = measure(static_cast<std::byte *>(to), static_cast<const std::byte *>(from), bytes);
+  const size_t done = begin(to, from, bytes);
   auto *rest = static_cast<std::byte *>(to) + done;
   const auto *source = static_cast<const std::byte *>(from) + done;
   if (streams(bytes)) copy_streamed(rest, source, bytes - done);

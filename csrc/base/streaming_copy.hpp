@@ -34,6 +34,8 @@ class StreamingCopy {
   explicit StreamingCopy(Stores mode = Stores::Auto) noexcept;
   // The ranges may not overlap. Any size, zero included.
   void copy(void *to, const void *from, size_t bytes) noexcept;
+  // Where it is the turn of this copy to be measured, copies its beginning so; returns how many bytes. For those that copy the rest by other means.
+  size_t begin(void *to, const void *from, size_t bytes) noexcept;
   // What the next copy of that size does: for those that write such memory by other means.
   bool streams(size_t bytes) const noexcept { return streams_ && bytes >= kLeast; }
   // Takes note of what a byte took in one measurement, in nanoseconds, and decides by the median of three. Stores past the caches make

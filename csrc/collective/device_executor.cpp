@@ -104,7 +104,8 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   ties.rejoin(stream, work_->beside.get());
   for (uint32_t k = 0; k < op.run.bounce.output_pieces; ++k) piece(op, op.run.bounce.input_pieces + k, work_->output);
   if (op.run.lent_output) copy_blocks(stream, op.call.output_there, work_->output, o.output_displ, o.output_bytes);
-  if (op.call.on_stream) ties.user_behind(stream);
+  if (op.call.order_later) op.run.end_mark = work_->marks.mark(*work_->runtime, stream);
+  else if (op.call.on_stream) ties.user_behind(stream);
   early_.given(op, chunks);
   work_->signals.end(op.sequence, stream);  // last: this signal ends the operation, so nothing may fail behind the signal
 }
@@ -158,6 +159,10 @@ void DeviceExecutor::piece(const Operation &op, uint32_t k, std::byte *there) {
   there += b.begin(k);
   work_->runtime->copy(stream, input ? there : here, input ? here : there, b.bytes(k), &work_->cancelled);
   if (!input || k + b.slots < b.input_pieces) work_->signals.copy(op.sequence, k + 1, stream);
+}
+
+void DeviceExecutor::order(const Operation &op, void *stream) {
+  if (op.run.end_mark) op.run.end_mark->hold(work_->ties.user(*work_->runtime, device(), stream));
 }
 
 void DeviceExecutor::finish(uint64_t sequence) noexcept {

@@ -70,6 +70,10 @@ class DeviceExecutor {
   bool capturing(void *stream) {                              // the user's. By the thread that submits
     return work_->ties.user(*work_->runtime, device(), stream).capturing();
   }
+  // What `stream` of the program's is given later comes behind `op`, which was to be ordered later and was submitted. With the lock of those who
+  // submit.
+  void order(const Operation &op, void *stream);
+  void give_mark(const Operation &op) noexcept { work_->marks.give(op.run.end_mark); }  // `op` is over. Any thread
   // `op`, which was submitted and has used memory of the device on its way, has come to its end there.
   void ended_well(Operation &op) noexcept { work_->loan.ended_well(op); }
   void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted, where submit() has thrown

@@ -262,9 +262,20 @@ Outcome HostExecutor::move(Operation &op, const plan::Step &step, uint32_t c, ui
   const std::byte *from = address(op, op.plan->sources[step.source], c);
   if (!to || !from) return Outcome::Blocked;
   if (step.scaled) scale(to, from, bytes, op.call);
-  else if (step.dst.memory == Memory::Ring) streaming_.copy(to, from, wide);
-  else if (to != from) reduce::copy(to, from, wide, step.stream && op.run.streams);
+  else if (step.dst.memory == Memory::Ring) copy_into_slot(to, from, wide);
+  else if (to != from) copy_out(to, from, wide, step.stream && op.run.streams);
   return Outcome::Moved;
+}
+
+void HostExecutor::copy_into_slot(std::byte *to, const std::byte *from, uint64_t bytes) noexcept {
+  if (!core_.context->helpers().help_copy(bytes)) return streaming_.copy(to, from, bytes);
+  const uint64_t done = streaming_.begin(to, from, bytes);
+  core_.context->helpers().copy(to + done, from + done, bytes - done, streaming_.streams(bytes));
+}
+
+void HostExecutor::copy_out(std::byte *to, const std::byte *from, uint64_t bytes, bool past_caches) noexcept {
+  if (!core_.context->helpers().help_copy(bytes)) return reduce::copy(to, from, bytes, past_caches);
+  core_.context->helpers().copy(to, from, bytes, past_caches);
 }
 
 Outcome HostExecutor::reduce(Operation &op, const plan::Step &step, uint32_t c, uint64_t bytes, uint64_t wide) noexcept {

@@ -11,6 +11,7 @@
 
 #include "ccl/island_ccl.hpp"
 #include "collective/device_signals.hpp"
+#include "collective/end_marks.hpp"
 #include "collective/host_doors.hpp"
 #include "collective/scratch_loan.hpp"
 #include "collective/stream_ties.hpp"
@@ -48,6 +49,7 @@ struct QueuedWork : DeviceExecutorSetup {
   HostDoors doors;
   DeviceSignals signals;
   StreamTies ties;
+  EndMarks marks;
   std::byte *input = nullptr, *output = nullptr, *borrowed = nullptr;  // of the operation that is being submitted
   ScratchLoan loan;
   std::vector<uint64_t> blocks;  // of an all_to_all_v, as ccl::Blocks has them, one list after the other

@@ -112,12 +112,11 @@ uint64_t Preparation::factor() const {
 
 void Preparation::take_stream() {
   const CallRequest &r = request_;
-  const bool receives = r.collective == Collective::Recv;
   call_.on_stream = r.on_stream;
   call_.stream = r.stream;
-  call_.order_later = r.order_later && receives;
-  if (r.order_later && !receives)
-    fail(Code::Unsupported, "{}: only a receive can be ordered later (ISTHMUS_STREAM_BEFORE)", name_);
+  call_.order_later = r.order_later;
+  if (r.order_later && r.collective == Collective::Send)
+    fail(Code::Unsupported, "{}: a send cannot be ordered later (ISTHMUS_STREAM_BEFORE)", name_);
   rank::Rank &local = comm_.local();
   if (call_.on_stream && !local.device().runtime)
     fail(Code::Argument, "{}: a stream was given, and this rank works on host memory (ISTHMUS_DEVICE)", name_);
@@ -178,6 +177,7 @@ void Preparation::prepare_collective() {
   if (choice.path == Path::OneHop) take_cells(choice.request);
   else take_plan(choice.request);
   if (reads_ || writes_) stand_by_call();
+  call_.order_later &= call_.device;
   if (request_.keep) prepare_keeping();
 }
 

@@ -51,7 +51,7 @@ struct Call {  // what the user asked for, validated, in bytes
   // works on the memory.
   std::byte *input_there = nullptr, *output_there = nullptr;
   bool on_stream = false;    // ordered behind what the user's stream holds now, and before what the stream gets later
-  bool order_later = false;  // "before what the stream gets later" holds only by StreamOrder::order()
+  bool order_later = false;  // "before what the stream gets later" holds only by isthmus_work_order()
   bool by_call = false;  // host memory and a stream: the call waits for the stream before, and for the end of the operation
   void *stream = nullptr;  // that stream's handle
 };
@@ -89,6 +89,7 @@ struct CollectiveRun {
   int64_t ask_again_ns = 0;                      // it does not ask before, or
   uint64_t given_back = 0;                       // until more has been given back than then
   bool on_device = false;                        // it has memory of the device's on its way (DeviceExecutor)
+  device::Event *end_mark = nullptr;             // where its device work ends, if it is ordered later (DeviceExecutor)
   bool waits_for_ranks = false;                  // the device's QuietTime has counted it
   bool lent_input = false, lent_output = false;  // of these, memory that stands for the user's
   Bounce bounce;                                 // host memory of the user that a device has to work on goes through it

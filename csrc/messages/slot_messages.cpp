@@ -213,7 +213,7 @@ bool SlotReceives::bring(Operation *op) noexcept {
     to = op->data(base);
     from = base + s->slots.place(op->message.source, op->message.slot.number);
   }
-  copy_bytes(to, from, op->call.bytes);
+  core_.context->helpers().copy(to, from, op->call.bytes, false);
   has_left(op);
   const auto s = table_.lock();
   s->granting.take(op);

@@ -9,7 +9,7 @@
 //   control()   control messages
 //   progress()  the thread for operations without a waiting caller
 //   workers()   threads that may call a device's runtime
-//   helpers()   threads that help to reduce
+//   helpers()   threads that help with large sums and copies
 //
 // Each room has its own file, locks and thread rules. A room knows a rank of a communicator as a LocalRank, and nothing else of
 // communicators.
@@ -34,7 +34,7 @@
 #include "process/open_devices.hpp"
 #include "process/progress.hpp"
 #include "process/rank_table.hpp"
-#include "process/reduce_helpers.hpp"
+#include "process/helpers.hpp"
 #include "process/staging_book.hpp"
 
 namespace isthmus::process {
@@ -85,7 +85,7 @@ class Context final {
   ControlRoom &control() noexcept { return control_; }
   Progress &progress() noexcept { return progress_; }
   DeviceWorkers &workers() noexcept { return workers_; }
-  ReduceHelpers &helpers() noexcept { return helpers_; }
+  Helpers &helpers() noexcept { return helpers_; }
 
   // Takes a rank out of the rooms. After this no thread of the context is inside the rank on behalf of a link, and no link holds anything
   // of the rank.
@@ -126,7 +126,7 @@ class Context final {
   ControlRoom control_;
   Progress progress_;
   DeviceWorkers workers_;
-  ReduceHelpers helpers_;
+  Helpers helpers_;
 };
 
 }  // namespace isthmus::process

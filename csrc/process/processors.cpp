@@ -29,6 +29,12 @@ bool oversubscribed() noexcept { return local_ranks.load(std::memory_order_relax
 
 bool processors_to_spare() noexcept { return 4 * local_ranks.load(std::memory_order_relaxed) <= processors(); }
 
+int spare_processors(int here, int on_host) noexcept {
+  constexpr int kMost = 7, kFew = 3;
+  const int share = processors() * here / std::max(on_host, 1);
+  return std::clamp(share - 2 * here, 0, std::clamp(share / 2, kFew, kMost));
+}
+
 void note_local_ranks(int ranks) noexcept {
   int seen = local_ranks.load(std::memory_order_relaxed);
   while (seen < ranks && !local_ranks.compare_exchange_weak(seen, ranks)) {}

@@ -245,9 +245,9 @@ TEST(DeviceMessage, MayBeOrderedLater) {
           OK(isthmus_work_order(recv.work, user.stream));  // another one; it may be over
           must_cu("StreamSynchronize", user.stream);
           MUST(in.get(bytes) == sent);
-          refused(r, ISTHMUS_ERR_UNSUPPORTED, "only a receive can be ordered later", [&] {
+          refused(r, ISTHMUS_ERR_UNSUPPORTED, "a send cannot be ordered later", [&] {
             how.on_stream = ISTHMUS_STREAM_BEFORE;
-            return isthmus_all_reduce(r.comm, in.at(), in.at(), 1, ISTHMUS_UINT8, ISTHMUS_SUM, &how, nullptr);
+            return isthmus_send(r.comm, in.at(), 1, ISTHMUS_UINT8, peer, 0, &how, nullptr);
           }());
         });
 }

@@ -1,7 +1,7 @@
 if(ISTHMUS_CORE_ONLY)
   return()
 endif()
-isthmus_test(test_reduce_pool SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/reduce_pool_test.cpp FLOORS process PROVES threads)
+isthmus_test(test_helper_pool SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/helper_pool_test.cpp FLOORS process PROVES threads)
 isthmus_test(test_control_wire SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/control_wire_test.cpp FLOORS process PROVES memory)
 isthmus_test(test_device_scratch SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/device_scratch_test.cpp FLOORS process PROVES memory)
 isthmus_test(test_open_devices SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/open_devices_test.cpp FLOORS process PROVES memory)

@@ -28,15 +28,20 @@ def bench() -> ModuleType:
     [
         # Of 16e9 bytes. Both ways at once make 16 GB/s, and one GPU carries both its ranks' bytes.
         ("all_reduce", "gpu,cpu", 100e9, 1e12, 1.0),
-        ("all_reduce", "gpu,gpu", 100e9, 1e12, 2.0),
+        ("all_reduce", "gpu,gpu", 100e9, 1.0, 2.0),  # what is staged may stay in caches
         ("all_reduce", "gpu,cpu", 8e9, 1e12, 2.0),  # the threads that reduce
-        ("all_reduce", "gpu,cpu", 100e9, 40e9, 2.0),  # memory: out, in, and a sum's three
+        ("all_reduce", "gpu,cpu", 100e9, 16e9, 2.0),  # memory: of the rank on the CPU, read and written
         ("reduce_scatter", "gpu,cpu", 100e9, 1e12, 1.0),
-        ("broadcast", "gpu,cpu", 1.0, 1.0, 0.8),  # out alone, and nothing is summed
-        ("broadcast", "cpu,gpu", 1.0, 1.0, 0.64),  # in alone
+        ("reduce_scatter", "gpu,cpu", 100e9, 12e9, 2.0),
+        ("broadcast", "gpu,cpu", 1.0, 1e12, 0.8),  # out alone, and nothing is summed
+        ("broadcast", "cpu,gpu", 1.0, 1e12, 0.64),  # in alone
+        ("broadcast", "gpu,cpu", 1.0, 8e9, 2.0),
         ("broadcast", "gpu,gpu", 1.0, 1.0, 1.0),
-        ("all_gather", "gpu,cpu", 1.0, 1.0, 0.5),
-        ("send_recv", "gpu,cpu", 1.0, 1.0, 1.0),
+        ("all_gather", "gpu,cpu", 1.0, 1e12, 0.5),
+        ("all_gather", "gpu,cpu", 1.0, 12e9, 2.0),
+        ("send_recv", "gpu,cpu", 1.0, 1e12, 1.0),
+        ("send_recv", "gpu,cpu", 1.0, 16e9, 2.0),
+        ("send_recv", "gpu,gpu", 1.0, 1.0, 2.0),
     ],
 )
 def test_the_limit_is_the_slowest_of_copies_sums_and_memory_and_of_moves_that_of_the_copies(
@@ -94,7 +99,9 @@ def test_what_misses_its_target_is_short_and_nothing_else_is(
 def test_the_threads_that_reduce_are_the_ranks_own_and_the_pools(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ISTHMUS_REDUCE_THREADS", raising=False)
     monkeypatch.setattr(bench.os, "cpu_count", lambda: 16)
-    assert bench.reducers(3) == 6
+    assert bench.reducers(3) == 10
+    monkeypatch.setattr(bench.os, "cpu_count", lambda: 8)
+    assert bench.reducers(3) == 5
     monkeypatch.setattr(bench.os, "cpu_count", lambda: 6)
     assert bench.reducers(3) == 3
     monkeypatch.setenv("ISTHMUS_REDUCE_THREADS", "5")

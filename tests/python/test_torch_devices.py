@@ -177,6 +177,52 @@ def test_wait_holds_the_stream_and_not_the_thread() -> None:
     assert devices == [(True, 3.0, 3.0)] * 2
 
 
+def test_what_the_stream_gets_behind_an_asynchronous_collective_runs_beside_it_until_wait() -> None:
+    """As with NCCL: DDP goes on with its backward pass while buckets are on their way. A future holds up nothing either."""
+
+    def body() -> Any:
+        import torch
+        import torch.distributed as dist
+
+        device = start()
+        n = 60_000
+        dist.all_reduce(torch.ones(n, device=device))  # what a first call brings along has happened
+        store = dist.distributed_c10d._get_default_store()
+        if dist.get_rank() == 1:
+            store.wait(["beside"])
+            got = torch.full((n,), 2.0, device=device)
+            dist.all_reduce(got)
+            both = torch.zeros(2 * n, device=device)
+            dist.all_gather_into_tensor(both, got)
+            return float(both.cpu()[-1])
+        stream, later = torch.Stream(device), torch.Stream(device)
+        x, ones, y = torch.ones(n, device=device), torch.ones(n, device=device), torch.zeros(n, device=device)
+        copy, both = torch.zeros(n, device=device), torch.zeros(2 * n, device=device)
+        torch.accelerator.synchronize()
+        with stream:
+            work = dist.all_reduce(x, async_op=True)
+            future = work.get_future()
+            y.copy_(ones)
+        stream.synchronize()  # the other rank has not called yet
+        beside = not work.is_completed()
+        store.set("beside", "1")
+        with later:
+            future.wait()
+            copy.copy_(x)
+        with stream:
+            work.wait()
+            gathered = dist.all_gather_into_tensor(both, x, async_op=True)
+            gathered.wait()
+        for each in (stream, later):
+            each.synchronize()
+        return beside, float(y.cpu()[-1]), float(copy.cpu()[0]), float(both.cpu()[-1])
+
+    for fleet in ("nvidia:1,amd:1", "amd:1,nvidia:1", "nvidia:2"):
+        first, second = run_fleet(fleet, body, init=False, switches={"QUEUES": "4"})
+        assert first == (True, 1.0, 3.0, 3.0), fleet
+        assert second == 3.0, fleet
+
+
 def test_a_captured_stream_is_refused_and_the_group_goes_on() -> None:
     def body() -> tuple[list[str], float]:
         import torch

@@ -217,7 +217,11 @@ void reach_peers(Making &m, rank::Rank &local) {
       static_cast<int>(std::count_if(m.agreement.ranks.begin(), m.agreement.ranks.end(),
                                      [&](const RankBlob &theirs) { return theirs.info.host == mine.info.host; }));
   process::note_local_ranks(on_host);
-  m.context().helpers().want(m.offer.device.host() ? 0 : std::clamp(process::processors() / on_host - 2, 0, 3));
+  const auto here =
+      static_cast<int>(std::count_if(m.agreement.ranks.begin(), m.agreement.ranks.end(), [&](const RankBlob &theirs) {
+        return theirs.info.host == mine.info.host && theirs.info.process == mine.info.process;
+      }));
+  m.context().helpers().want(m.terms.devices ? process::spare_processors(here, on_host) : 0);
   m.terms.stream_bytes = stream_threshold(on_host);
 }
 
@@ -281,8 +285,8 @@ void note_made(const Making &m, const std::string &library) {
 Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agreement, Wiring wiring) {
   Making m{invitation, offer, agreement, wiring, agreement.map, {}};
   m.terms.eager_bytes = static_cast<uint64_t>(invitation.settings.integer(Setting::EagerBytes));
-  m.terms.chunk_bytes = static_cast<uint64_t>(invitation.settings.integer(Setting::ChunkBytes));
-  m.terms.choose_chunk(m.context(), agreement.ranks, wiring.least_staging, m.most_sharing() > 1);
+  m.terms.choose_chunk(m.context(), agreement.ranks, static_cast<uint64_t>(invitation.settings.integer(Setting::ChunkBytes)),
+                       wiring.least_staging, m.most_sharing());
   Attempts attempt(invitation);
   if (agreement.island) join_library(invitation, offer, agreement, m.terms, wiring, attempt);
   if (!wiring.all_share_memory) share_no_memory(m, attempt);

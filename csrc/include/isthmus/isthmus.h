@@ -108,7 +108,7 @@ typedef struct isthmus_options {
 typedef enum isthmus_stream_order {
   ISTHMUS_STREAM_NONE = 0,  /* no stream is given */
   ISTHMUS_STREAM_BOTH = 1,  /* the operation begins behind what the stream holds now; what it is given later runs behind the operation */
-  ISTHMUS_STREAM_BEFORE = 2 /* of a receive: it begins behind what the stream holds now; isthmus_work_order() orders what comes later */
+  ISTHMUS_STREAM_BEFORE = 2 /* it begins behind what the stream holds now; isthmus_work_order() orders what comes later. Not of a send */
 } isthmus_stream_order;
 
 /* Which buffers the caller says are memory of a device (isthmus_call.device_memory). */
@@ -135,7 +135,8 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
    * captured is refused. Pinned memory that the device reaches is ordered likewise in a collective that a library serves, or whose other
    * buffer is the device's. All other host memory with a stream: the call waits until the stream has come so far, and returns when the
    * operation is over; a group's end does so for all of its operations.
-   * A receive may have ISTHMUS_STREAM_BEFORE, so that nothing on the device waits for a message that the program does not wait for yet. */
+   * With ISTHMUS_STREAM_BEFORE nothing on the device waits for what the program does not wait for yet: kernels run beside the operation, and an
+   * operation can begin while the one before still ends. What the program does with the memory before isthmus_work_order() is a race. */
   isthmus_stream_order on_stream;
   void *stream;
   /* PREMUL_SUM of integers: this rank's factor as one element of the data's type, read in the call; products wrap. NULL: `scale`, which must
@@ -412,8 +413,8 @@ ISTHMUS_API double isthmus_work_duration(isthmus_work_t work);     /* seconds fr
  * and is in no call of Isthmus holds up all others. At most one callback per work. */
 ISTHMUS_API isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *context, isthmus_result result, const char *text),
     void *context);
-/* What the stream, of this rank's device, is given from now on comes behind a receive that was made with ISTHMUS_STREAM_BEFORE. Any number of
- * streams. Where the device cannot wait for the host, or pinned memory is short, the call returns when the message has come. Other
+/* What the stream, of this rank's device, is given from now on comes behind an operation that was made with ISTHMUS_STREAM_BEFORE. Any number of
+ * streams. Of a receive, where the device cannot wait for the host, or pinned memory is short, the call returns when the message has come. Other
  * operations were ordered when they were made. A failure is the operation's: isthmus_work_test. */
 ISTHMUS_API isthmus_result isthmus_work_order(isthmus_work_t work, void *stream);
 ISTHMUS_API void isthmus_work_release(isthmus_work_t work); /* drops the handle; the operation goes on. NULL is allowed. */

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "process/reduce_pool.hpp"
+#include "process/helper_pool.hpp"
 #include "patience.hpp"
 
 namespace isthmus::process {
@@ -46,11 +46,11 @@ struct Work {
   reduce::LocalReduction task;
 };
 
-TEST(ReducePool, GivesTheBitsOfOneThreadAtEverySize) {
+TEST(HelperPool, GivesTheBitsOfOneThreadAtEverySize) {
   for (const int threads : {0, 1, 3}) {
-    ReducePool pool(threads, kSpin);
+    HelperPool pool(threads, kSpin);
     EXPECT_EQ(pool.threads(), threads);
-    const size_t least = ReducePool::kLeast / sizeof(float);
+    const size_t least = HelperPool::kLeast / sizeof(float);
     for (const size_t count : {size_t{1}, least - 1, least, least + 1, least + 17, 3 * least + 5, 16 * least}) {
       Work work(count, 3, static_cast<uint32_t>(count));
       pool.reduce(work.task, count);
@@ -60,9 +60,9 @@ TEST(ReducePool, GivesTheBitsOfOneThreadAtEverySize) {
 }
 
 // Narrow numbers from partial results in float32, and from narrow ones, groups and a divisor.
-TEST(ReducePool, CutsWideAndNarrowSourcesAlike) {
-  ReducePool pool(2, kSpin);
-  const size_t count = ReducePool::kLeast;
+TEST(HelperPool, CutsWideAndNarrowSourcesAlike) {
+  HelperPool pool(2, kSpin);
+  const size_t count = HelperPool::kLeast;
   const auto wide = numbers(count, 1), other = numbers(count, 2);
   std::vector<uint16_t> narrow(count), alone(count), shared(count);
   for (size_t i = 0; i < count; ++i) narrow[i] = static_cast<uint16_t>(0x3f80 + i % 64);
@@ -85,9 +85,9 @@ TEST(ReducePool, CutsWideAndNarrowSourcesAlike) {
 }
 
 // In place: the destination is a source.
-TEST(ReducePool, WritesOverASource) {
-  ReducePool pool(2, kSpin);
-  Work work(ReducePool::kLeast, 2, 9);
+TEST(HelperPool, WritesOverASource) {
+  HelperPool pool(2, kSpin);
+  Work work(HelperPool::kLeast, 2, 9);
   work.task.dst = work.inputs[0].data();
   work.task.copy = nullptr;
   pool.reduce(work.task, work.count);
@@ -95,13 +95,13 @@ TEST(ReducePool, WritesOverASource) {
 }
 
 // One is shared at a time; the others are their own threads'. Helpers fall asleep in between and are woken.
-TEST(ReducePool, ManyThreadsReduceAtOnce) {
-  ReducePool pool(2, 20'000);
+TEST(HelperPool, ManyThreadsReduceAtOnce) {
+  HelperPool pool(2, 20'000);
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (uint32_t t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
-      Work work(ReducePool::kLeast / sizeof(float) + 100 * t, 2, t);
+      Work work(HelperPool::kLeast / sizeof(float) + 100 * t, 2, t);
       for (int turn = 0; turn < 40; ++turn) {
         std::memset(work.shared.data(), 0, work.count * sizeof(float));
         pool.reduce(work.task, work.count);
@@ -114,9 +114,9 @@ TEST(ReducePool, ManyThreadsReduceAtOnce) {
 }
 
 // Helpers do work: with one of them, parts are taken by two threads.
-TEST(ReducePool, HelpersTakeParts) {
-  ReducePool pool(1, 1'000'000'000);  // it polls
-  Work work(64 * ReducePool::kLeast / sizeof(float), 2, 5);
+TEST(HelperPool, HelpersTakeParts) {
+  HelperPool pool(1, 1'000'000'000);  // it polls
+  Work work(64 * HelperPool::kLeast / sizeof(float), 2, 5);
   timespec before, after;
   for (const Deadline deadline(isthmus_test::soon()); !deadline.passed();) {
     const auto own = [](timespec &t) { ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); };

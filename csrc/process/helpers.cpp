@@ -1,0 +1,27 @@
+#include "process/helpers.hpp"
+
+#include "base/copy.hpp"
+#include "base/streaming_copy.hpp"
+
+namespace isthmus::process {
+
+void Helpers::want(int automatic) {
+  const int threads = asked_ < 0 ? automatic : asked_;
+  const Lock lock(mutex_);
+  if (threads <= 0 || owner_) return;
+  owner_ = std::make_unique<HelperPool>(threads, spin_ns_);
+  pool_.store(owner_.get(), std::memory_order_release);
+}
+
+int Helpers::threads() const noexcept {
+  const HelperPool *const pool = pool_.load(std::memory_order_acquire);
+  return pool ? pool->threads() : 0;
+}
+
+void Helpers::copy(void *to, const void *from, size_t bytes, bool past_caches) noexcept {
+  if (HelperPool *const pool = pool_.load(std::memory_order_acquire)) return pool->copy(to, from, bytes, past_caches);
+  if (past_caches) copy_streamed(to, from, bytes);
+  else copy_bytes(to, from, bytes);
+}
+
+}  // namespace isthmus::process
