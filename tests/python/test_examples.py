@@ -100,6 +100,15 @@ def test_a_training_survives_the_loss_of_ranks_and_takes_in_another() -> None:
     assert re.fullmatch(last, said[3]) and len(said) == 4, said
 
 
+@pytest.mark.parametrize("example", ["train_digits", "train_survives"])
+def test_the_digits_of_scikit_learn_are_read_without_a_second_of_importing_it(example: str) -> None:
+    if example == "train_digits":
+        pytest.importorskip("torch")
+    code = f"import sys, {example} as it; a, _, b, _ = it.data(); print(len(a), len(b), 'sklearn' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=EXAMPLES, text=True, capture_output=True, timeout=patient(60))
+    assert ended.stdout.split() == ["1348", "449", "False"], ended.stdout + ended.stderr
+
+
 def test_a_program_of_mpi() -> None:
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if not mpirun:

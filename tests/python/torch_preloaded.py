@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 
-import sklearn.datasets
-import sklearn.model_selection  # noqa: F401 - examples/train_digits.py
 import torch._dynamo  # DistributedDataParallel loads it
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
