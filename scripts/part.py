@@ -6,7 +6,7 @@ and found it green (build/suite/green.json). Then it runs
   - what has a changed floor for its subject, whole: C++ programs of that floor and of those right above it, by the labels
     that CMakeLists.txt gives them, and the Python files that SUBJECTS names;
   - tests that were changed themselves, whole, and what failed in the runs since (build/suite/failed.json);
-  - of everything else that stands on what changed a third, which the tree chooses;
+  - of everything else that stands on what changed a third in C++, and a sixth in Python, which the tree chooses;
   - all that is no test: style, types, locks, the installation, the demo.
 
 What is compared is always the tree of that green run, so changes add up until they are too many. `make test WHOLE=1` runs
@@ -29,7 +29,9 @@ from check_layers import BELOW, allowed
 from setup import STAMPS
 
 MOST = 8  # files; more of them are no small change
-OF = 3  # one part in so many is run of what only stands on what changed
+OF = 3  # one part in so many is run of what only stands on what changed; run.sh has the number, too
+# Of Python, where nearly every test stands on all floors: a third of its tests took two thirds of a run's processor time.
+OF_PYTHON = 6
 # The Python files whose subject a floor is: they run whole when it changed. base/ has no row: everything stands on it.
 SUBJECTS = {
     "reduce": ("python/test_averages.py", "python/test_collectives.py"),
@@ -100,7 +102,7 @@ class Part:
 
     since: str  # the commit of the green run
     changed: tuple[str, ...]
-    seed: str  # of the thirds: the tree's name
+    seed: str  # of the thirds and sixths: the tree's name
     floors: frozenset[str] = frozenset()  # that changed
     files: frozenset[str] = frozenset()  # of Python, that run whole
     programs: frozenset[str] = frozenset()  # of C++, whose sources changed
@@ -120,7 +122,8 @@ class Part:
         failed = self.failed.get(stage, [])
         if stage == "python" and "" in failed:
             return ""
-        return json.dumps({"whole": sorted({*self.files, *whole}), "seed": self.seed, "of": OF, "failed": failed})
+        of = OF_PYTHON if stage == "python" else OF
+        return json.dumps({"whole": sorted({*self.files, *whole}), "seed": self.seed, "of": of, "failed": failed})
 
     def told(self) -> list[str]:
         whole = sorted(self.near | {Path(name).name for name in (*self.files, *self.programs)})
@@ -128,7 +131,7 @@ class Part:
         return [
             f"{', '.join(self.changed) or 'nothing'}: all that differs from what was green of {self.since[:12]}.",
             f"Whole: {', '.join(whole) or 'nothing'}{f', and {again} that failed' if again else ''}. "
-            f"Of what else stands on that: one third (number {self.third}).",
+            f"Of what else stands on that: one third in C++ (number {self.third}), one sixth in Python.",
             "The rest is left out: `make test WHOLE=1` runs everything, as CI and a clean clone do.",
         ]
 

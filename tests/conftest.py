@@ -4,7 +4,7 @@
   @pytest.mark.everything   only in `make test-all`: minutes of work, or what depends on other people (an index, a mirror)
 
 With --part, which scripts/part.py writes, a run of a tree that hardly differs from a green one takes some files whole, of
-every other one a third of its tests, and tests that failed.
+every other one a share of its tests, and tests that failed.
 
 Workers of pytest-xdist take a few tests of a file at a time. A file with `TOGETHER = "word"` goes to one worker whole, with
 all other files of that word: what its tests share is made once. So does a file that has fixtures for the whole of it.

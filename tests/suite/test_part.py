@@ -322,7 +322,13 @@ def test_a_stage_of_which_nothing_stands_on_what_changed_runs_nothing_and_is_wel
 TEST = "import pytest\n@pytest.mark.parametrize('a', range(9))\ndef test_x(a): pass\n"
 
 
-def test_pytest_runs_some_files_whole_a_third_of_every_other_and_what_failed(tmp_path: Path) -> None:
+def test_of_python_a_part_takes_a_sixth_and_of_jobs_of_a_sanitizer_a_third() -> None:
+    chosen = Part("abc", (ENGINE,), "0", frozenset({"engine"}))
+    assert [json.loads(chosen.of_pytest(stage))["of"] for stage in ("python", "asan", "tsan")] == [6, 3, 3]
+    assert "one third in C++ (number 0), one sixth in Python" in " ".join(chosen.told())
+
+
+def test_pytest_runs_some_files_whole_a_share_of_every_other_and_what_failed(tmp_path: Path) -> None:
     tests = tmp_path / "tests"
     tests.mkdir()
     for name in ("test_a.py", "test_b.py"):
@@ -346,4 +352,4 @@ def test_pytest_runs_some_files_whole_a_third_of_every_other_and_what_failed(tmp
         assert "part of the suite: whole test_a.py, 1 that failed; of every other file one test in 3" in said
         ran.append({name for name in names if "test_b" in name})
     assert all("tests/test_b.py::test_x[4]" in names and len(names) in (3, 4) for names in ran), ran
-    assert len(set().union(*ran)) > 4, "another seed has another third"
+    assert len(set().union(*ran)) > 4, "another seed has another share"
