@@ -3,9 +3,10 @@
 
     python scripts/soak.py --runs 20
 
-After `make test`, whose builds it takes: in Python fault tests, the front doors, hosts, rehearsals, device ranks, beginnings
-and ends; in C++ what meets, waits and dies. Every second run has four busy loops beside it, and a writer that fills the disk
-cache. A run takes a share of each long product that its seed chooses. build/suite/soak/<seed>.log has what each run said.
+After `make test`, whose builds it takes: in Python fault tests, jobs of the front doors, hosts, rehearsals, device ranks,
+beginnings and ends, but for what is marked `computes` (tests/conftest.py); in C++ what meets, waits and dies. Every
+second run has four busy loops beside it, and a writer that fills the disk cache. A run takes a share of each long product,
+in Python and in C++, that its seed chooses. build/suite/soak/<seed>.log has what each run said.
 """
 
 from __future__ import annotations
@@ -17,15 +18,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+import share
 import slowness
 from setup import RELEASE, ROOT, VENV, build_environment
 from stages import CORES, vendor_libraries
 
 LOGS = ROOT / "build" / "suite" / "soak"
+FOLDERS = ("tests/faults", "tests/interpose", "tests/net")
 ONES = "rehears|device|island|staging|init|ending|failures|torchrun|dump|log"  # of tests/python
 CPP = "bootstrap|meeting|net|process|sharing|device|hccl|nccl|rccl|rehearsal|island|ccl"
 WRITER = """
@@ -51,20 +57,35 @@ def noise(folder: Path) -> Iterator[None]:
         (folder / "noise").unlink(missing_ok=True)
 
 
+@dataclass(frozen=True)
+class Half:
+    """One of the two commands of a run."""
+
+    name: str
+    command: list[str]
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def halves(seed: str) -> tuple[Half, Half]:
+    python = [str(VENV / "bin" / "python"), "-m", "pytest", "-q", "-n", str(2 * CORES), "--dist", "loadscope"]
+    ones = [str(file) for file in sorted((ROOT / "tests" / "python").glob("test_*.py")) if re.search(ONES, file.name)]
+    python += ["--shuffle", seed, "--share", seed, "-m", "not computes", *FOLDERS, *ones]
+    cpp = ["ctest", "--test-dir", str(RELEASE), "--output-on-failure", "--schedule-random", "-j", str(CORES + 1), "-R", CPP]
+    of_products = {"SUITE_SHARE": str(share.number(seed) % 1_000_000)}  # tests/cpp/run.sh
+    return Half("python", python), Half("C++", cpp, of_products)
+
+
 def run(name: str, seed: str, patience: float) -> list[str]:
     """The parts that failed."""
     environment = build_environment() | {"TEST_PATIENCE": str(patience), **vendor_libraries()}
-    python = [str(VENV / "bin" / "python"), "-m", "pytest", "-q", "-n", str(2 * CORES), "--dist", "loadscope"]
-    ones = [str(file) for file in sorted((ROOT / "tests" / "python").glob("test_*.py")) if re.search(ONES, file.name)]
-    python += ["--shuffle", seed, "--share", seed, "tests/faults", "tests/interpose", "tests/net", *ones]
-    cpp = ["ctest", "--test-dir", str(RELEASE), "--output-on-failure", "--schedule-random", "-j", str(CORES + 1), "-R", CPP]
     failed = []
     with open(LOGS / f"{name}.log", "w") as log:
-        for part, command in (("python", python), ("C++", cpp)):
-            log.write(f"$ {' '.join(command)}\n")
+        for half in halves(seed):
+            log.write(f"$ {' '.join(half.command)}\n")
             log.flush()
-            done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            failed += [part] if done.returncode else []
+            variables = environment | half.variables
+            done = subprocess.run(half.command, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            failed += [half.name] if done.returncode else []
     return failed
 
 
@@ -74,8 +95,8 @@ def main() -> int:
     parser.add_argument("--seed", default="", help="of the first run; the others follow from it (default: the time)")
     asked = parser.parse_args()
     LOGS.mkdir(parents=True, exist_ok=True)
-    environment = build_environment()
-    subprocess.run(["cmake", "--build", str(RELEASE)], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+    build = ["cmake", "--build", str(RELEASE)]
+    subprocess.run(build, cwd=ROOT, env=build_environment(), check=True, stdout=subprocess.DEVNULL)
     seed, patience, red = asked.seed or str(int(time.time())), slowness.measure(), 0
     for number in range(1, asked.runs + 1):
         name, busy = f"{seed}-{number}", number % 2 == 0

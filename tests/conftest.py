@@ -2,6 +2,7 @@
 
   @pytest.mark.product(4)   the cases of this test are a long product, of which a run with --share takes a quarter
   @pytest.mark.everything   only in `make test-all`: minutes of work, or what depends on other people (an index, a mirror)
+  @pytest.mark.computes     its time goes into values, imports or one command, hardly into waiting: not in scripts/soak.py
 
 With --part, which scripts/part.py writes, a run of a tree that hardly differs from a green one takes some files whole, of
 every other one a share of its tests, and tests that failed.

@@ -16,6 +16,8 @@ import pytest
 from doors import ROOT, preloaded
 from patience import patient
 
+pytestmark = pytest.mark.computes
+
 PROGRAM = ROOT / "bench" / "exchange.py"
 
 

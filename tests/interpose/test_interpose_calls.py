@@ -19,6 +19,8 @@ import pytest
 from doors import DOORS, ROOT, SOURCES, Door, compile_c, said
 from interpose_entries import Row, read_table
 
+pytestmark = pytest.mark.computes
+
 CROSS = ("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++")
 # The door alone: nothing that is filled with numbers is a communicator or an id of Isthmus'.
 ALONE = {"ISTHMUS_DISABLE": "1"}

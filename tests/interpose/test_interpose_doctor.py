@@ -18,6 +18,8 @@ from isthmus._doors import AUDITOR, FOLDER, HOOK, read
 from isthmus._doors import DOORS as PACKAGED
 from test_interpose_real import none_installed  # noqa: F401
 
+pytestmark = pytest.mark.computes
+
 PYTHON_PATH = str(FOLDER.parents[1])
 SAYS = '#include "plugin.c"\n#include <stdio.h>\nint main(void) { printf("%d %s\\n", number(), whose()); return 0; }\n'
 

@@ -14,6 +14,8 @@ from elftools.elf.elffile import ELFFile
 from doors import DOORS, HERE, ROOT, SOURCES, Door, said
 from interpose_entries import TableError, read_row, read_table
 
+pytestmark = pytest.mark.computes
+
 ROWS = {door.table: read_table(door.rows) for door in DOORS.values()}
 
 

@@ -13,6 +13,8 @@ from doors import DOORS, Door, run, said
 from isthmus._doors import DOORS as PACKAGED
 from test_interpose_real import none_installed  # noqa: F401
 
+pytestmark = pytest.mark.computes
+
 PYTHON_PATH = [str(Path(next(iter(PACKAGED.values())).path).parents[2])]
 
 

@@ -21,6 +21,8 @@ from doors import DOORS, HERE
 from interpose_entries import read_table
 from interpose_names import LEFT_OUT, SOURCES, Wheel, list_of, numbers, read_list, write_list
 
+pytestmark = pytest.mark.computes
+
 LISTS = {name: read_list(list_of(name)) for name in SOURCES}
 WHEELS = [(name, wheel) for name, wheels in LISTS.items() for wheel in wheels]
 ROWS = read_table(DOORS["nccl"].rows)

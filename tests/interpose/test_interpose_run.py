@@ -21,6 +21,8 @@ from patience import SOON
 from test_interpose_exports import symbols
 from test_interpose_real import none_installed  # noqa: F401
 
+pytestmark = pytest.mark.computes
+
 COMMAND = (sys.executable, "-m", "isthmus", "run", "--interpose")
 PYTHON_PATH = str(FOLDER.parents[1])
 QUIET = {"REHEARSAL_QUIET": "1", "REHEARSAL_DEVICES": "2"}

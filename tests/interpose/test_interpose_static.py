@@ -15,6 +15,8 @@ from doors import DOORS, compile_c, run
 from patience import patient
 from test_interpose_run import PYTHON_PATH, isthmus, refusal
 
+pytestmark = pytest.mark.computes
+
 # What a library of the vendor's has among its constants. %s: how it says its version.
 LIBRARY = """
 #include <stdio.h>

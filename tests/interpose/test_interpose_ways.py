@@ -16,6 +16,8 @@ from test_interpose_calls import CROSS, QEMU
 from test_interpose_exports import dynamic, symbols
 from test_interpose_real import none_installed  # noqa: F401
 
+pytestmark = pytest.mark.computes
+
 HOOK = BUILD / "interpose" / "libisthmus_dlopen.so"
 AUDITOR = BUILD / "interpose" / "libisthmus_audit.so"
 WAYS = {"hook": ("LD_PRELOAD", HOOK), "auditor": ("LD_AUDIT", AUDITOR)}

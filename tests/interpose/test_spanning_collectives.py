@@ -115,6 +115,7 @@ def reduces(job: Job, ops: list[str]) -> None:
                 job.operation("reduce", kind, op, mine, want, root=root, place=place)
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize(("vendors", "islands"), [("na", ""), ("anaan", ""), ("nnn", "xyx")])
 def test_every_reduction_of_every_type(vendors: str, islands: str, scripted: dict[str, Path]) -> None:
     job, world = Job(vendors), len(vendors)
@@ -146,6 +147,7 @@ def test_types_that_the_vendors_read_differently_are_not_added(scripted: dict[st
         assert same, "it goes on"
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("vendors", ["na", "anaan"])
 def test_reduce_broadcast_and_all_gather_of_every_type(vendors: str, scripted: dict[str, Path]) -> None:
     job, world = Job(vendors), len(vendors)
@@ -202,6 +204,7 @@ def long_messages(vendors: str, op: str) -> Job:
     return job
 
 
+@pytest.mark.computes
 def test_long_messages(scripted: dict[str, Path]) -> None:
     long_messages("nana", "avg").end(scripted)
 
@@ -274,6 +277,7 @@ def test_a_factor_on_the_device_is_what_the_stream_has_left_there(
         assert rank.output == summed(2) + (FLOATS * (1 * 3 + 2 * 4)).tobytes()
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("residence", [0, 1])
 def test_sums_of_integers_with_a_factor_of_each_rank_wrap(residence: int, scripted: dict[str, Path]) -> None:
     """As the vendors' libraries multiply: numbers of the type, of which one fits into no float."""

@@ -13,6 +13,8 @@ from doors import DOORS, Door, preloaded
 from doors import run as run_program
 from spanning import HANDED
 
+pytestmark = pytest.mark.computes
+
 # The configuration ends where memory ends, and while the library has it nobody may write to it. The program has it no longer
 # when the group ends, or when an init that does not block has returned. OURS REAL CALL GROUP SIZE RUNTIME BLOCKING.
 CONFIGS = """

@@ -65,6 +65,7 @@ def labelled(job: Job | list[Rank], islands: str) -> None:
 # ---- collectives -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize(
     ("vendors", "islands"), [(v, "") for v in ("hn", "nah", "nhah", "nahha", "hnahan")] + [("hhh", "xyx")]
 )
@@ -100,6 +101,7 @@ def moves(job: Job, kind: int, dtype: np.dtype[np.generic]) -> None:
     job.operation("scatter", kind, 0, wide, list(cut[root]), root=root)
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("vendors", ["nh", "ah", "nahha"])
 def test_what_moves_without_adding(vendors: str, scripted: dict[str, Path]) -> None:
     job = Job(vendors)
@@ -155,6 +157,7 @@ def test_floats_of_8_bits_that_hccl_alone_has_are_bytes_to_others(vendors: str, 
         assert same and rank.printed == ""
 
 
+@pytest.mark.computes
 def test_long_messages(scripted: dict[str, Path]) -> None:
     long_messages("hnha", "max").end(scripted)
 

@@ -83,6 +83,7 @@ def test_cupys_own_communicator_spans_vendors(cupy: str, tmp_path: Path) -> None
     assert job("nan", "plain", tmp_path, program="cupy_rank.py", PYTHONPATH=cupy) == [[6.0] * 3] * 3
 
 
+@pytest.mark.computes
 def test_cupys_own_communicator_does_all_that_it_can_between_islands(cupy: str, tmp_path: Path) -> None:
     found = job("nnn", "every_method", tmp_path, islands="xyx", program="cupy_rank.py", PYTHONPATH=cupy)
     for rank, told in enumerate(found):
@@ -91,6 +92,7 @@ def test_cupys_own_communicator_does_all_that_it_can_between_islands(cupy: str, 
         assert set(told.values()) == {True}, f"rank {rank}: {told}"
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("vendors", ["na", "ann"])
 def test_cupys_own_communicator_does_all_with_every_type_across_vendors(vendors: str, cupy: str, tmp_path: Path) -> None:
     """AMD's ranks make the same calls by ctypes. A part of all ranks in the opposite order does so, too."""

@@ -15,7 +15,7 @@ from patience import SOON, patient
 from spanning import HANDED, SPANS, environment
 from test_interpose_real import none_installed  # noqa: F401
 
-pytestmark = [preloaded, pytest.mark.usefixtures("none_installed")]
+pytestmark = [preloaded, pytest.mark.usefixtures("none_installed"), pytest.mark.computes]
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 

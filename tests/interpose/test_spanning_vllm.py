@@ -25,7 +25,7 @@ FOLDER = ROOT / "build" / "vllm"
 VERSIONS = vllm_wrappers.VERSIONS
 SIMULATED = {"n": "2.29.3", "a": "2.22.3"}  # the version, as the wrapper says it
 OPS = ("SUM", "PRODUCT", "MAX", "MIN")
-pytestmark = preloaded  # ctypes opens a door of a sanitizer's only behind its runtime
+pytestmark = [preloaded, pytest.mark.computes]  # ctypes opens a door of a sanitizer's only behind its runtime
 
 
 def job(vendors: str, versions: Sequence[str], folder: Path) -> list[tuple[dict[str, Any], str]]:

@@ -18,6 +18,8 @@ import isthmus
 from hosts import missing
 from isthmus._hosts import Hosts
 
+pytestmark = pytest.mark.computes
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "bench" / "bridge.py"
 

@@ -42,6 +42,7 @@ def said_by(places: tuple[int, ...], vendors: tuple[str, ...], way: str) -> list
             end(ranks)
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize(
     ("places", "vendors", "way"),
     [

@@ -40,6 +40,7 @@ def ranks_of(islands: str) -> list[dict[str, str]]:
     return [{"ISTHMUS_ISLAND": one, **common, **(served if one.isupper() else {})} for one in islands]
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize(("islands", "places", "family"), [("AAbA", (0, 1, 1, 1), "IPv4"), ("AA", (0, 1), "IPv6")])
 def test_an_island_on_two_hosts_gives_what_numpy_gives(
     hosts: Hosts, islands: str, places: tuple[int, ...], family: str
@@ -72,6 +73,7 @@ def test_a_rank_that_is_killed_is_named_on_both_hosts(hosts: Hosts, count: int) 
         end(ranks)
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize(
     ("vendors", "places", "islands"),
     [

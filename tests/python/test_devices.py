@@ -59,6 +59,7 @@ def without_library(
     return len(cells)
 
 
+@pytest.mark.computes
 @pytest.mark.product(6)
 @pytest.mark.parametrize(
     ("fleet", "labels", "bridge", "settings"),
@@ -90,6 +91,7 @@ def islands_of_libraries(comm: isthmus.Comm) -> int:
     return all_reduces(where)
 
 
+@pytest.mark.computes
 @pytest.mark.product(8)
 @pytest.mark.parametrize(
     ("fleet", "bridge"),
@@ -130,6 +132,7 @@ def test_a_fleet_of_interpreters_that_are_started_one_by_one(fleet: str) -> None
     assert run_fleet(fleet, body, fresh=True) == [(6.0, device), (6.0, device), (6.0, "host")]
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("bridge", [None, "tcp"])
 def test_bridges_are_weighed_by_the_makers_names(bridge: str | None) -> None:
     """Islands that nobody has labelled: what is declared of a maker's is theirs."""
@@ -152,6 +155,7 @@ def test_messages_of_twenty_chunks_use_their_slots_again(fleet: str, bridge: str
     run_fleet(fleet, body, bridge=bridge, env={"ISTHMUS_CHUNK_BYTES": "4K"}, timeout=240)
 
 
+@pytest.mark.computes
 @needs_oneccl
 def test_four_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
     """Rehearsed ones on device memory, and a real one, oneCCL, on host memory."""
@@ -166,6 +170,7 @@ def test_four_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
     assert {tuple(groups) for _, groups in results} == {("nccl", "oneccl", "rccl", "hccl")}
 
 
+@pytest.mark.computes
 def test_devices_whose_streams_cannot_wait_are_served_too() -> None:
     """A driver without the memory operations of streams: calls then block until their exchange is over."""
     done = run_fleet("nvidia:2,cpu:1,nvidia:1", islands_of_libraries, switches={"CUDA_NO_STREAM_VALUES": "1"}, timeout=240)
@@ -408,6 +413,7 @@ def test_a_step_of_sharded_training_makes_the_copies_of_its_plans_and_a_group_of
         assert scattered == [2 * full + short, full + bool(last), full + bool(last), 0, world * full]
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize(
     ("fleet", "mebibytes", "calls"),
     [("nvidia:1,amd:1", 1024, 10), ("nvidia:2,amd:2", 256, 11), ("nvidia:4,amd:4", 64, 12)],
@@ -438,6 +444,7 @@ def test_a_long_all_reduce_enters_the_device_once_and_makes_few_calls_for_a_chun
         assert choosing <= 40, "for the whole submission, and for what is asked of the buffers"
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("fleet", ["nvidia:2@a,amd:1@b,cpu:1@c", "nvidia:1@a,cpu:2@b,nvidia:1@a,amd:2@d"])
 def test_slots_that_all_read_and_links_give_the_same_bits(fleet: str) -> None:
     def body(comm: isthmus.Comm) -> tuple[str, bytes]:
@@ -453,6 +460,7 @@ def test_slots_that_all_read_and_links_give_the_same_bits(fleet: str) -> None:
     assert len({total for _, total in slots + links}) == 1
 
 
+@pytest.mark.computes
 def test_a_pool_of_threads_helps_to_reduce_and_changes_no_bit() -> None:
     """ISTHMUS_REDUCE_THREADS, which else depends on the processors that a host has to spare."""
 
@@ -471,6 +479,7 @@ def test_a_pool_of_threads_helps_to_reduce_and_changes_no_bit() -> None:
         assert len({total for _, total in alone + helped}) == 1, fleet
 
 
+@pytest.mark.computes
 @pytest.mark.product(8)
 @pytest.mark.parametrize(
     "fleet",
@@ -777,6 +786,7 @@ def test_host_memory_on_a_rank_with_a_device() -> None:
             assert reduced == (n * (n - 1) / 2 if rank == n - 1 else None)
 
 
+@pytest.mark.computes
 def test_host_memory_larger_than_the_staging_memory_goes_through_a_rank_with_a_device() -> None:
     """Where a library serves it: in pieces, of several operations in flight and of lengths that change."""
 

@@ -106,6 +106,7 @@ def all_reduces(comm: isthmus.Comm) -> int:
     return done
 
 
+@pytest.mark.computes
 @pytest.mark.product(8)
 @pytest.mark.parametrize("islands", SHAPES)
 def test_all_reduce_is_that_of_numpy(islands: str) -> None:
@@ -113,6 +114,7 @@ def test_all_reduce_is_that_of_numpy(islands: str) -> None:
     assert set(done) == {2 * (len(ALL_REDUCES) * 4 + len(LONG) * 2)}
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("islands", ["A:2,b:2", "A,B,A,B,c"])
 def test_all_reduce_over_tcp_is_that_of_numpy(islands: str) -> None:
     assert len(set(run_islands(islands, all_reduces, bridge="tcp"))) == 1
@@ -162,6 +164,7 @@ def other_collectives(comm: isthmus.Comm) -> None:
     assert (got == (me - 1) % n).all()
 
 
+@pytest.mark.computes
 @pytest.mark.product(6)
 @pytest.mark.parametrize("islands", ["A:2", "A:3", "A:2,b:1", "A,b,A,b", "A:2,B:2", "b,A,A,C,C,b"])
 def test_the_other_collectives_are_those_of_numpy(islands: str) -> None:
@@ -192,6 +195,7 @@ def test_messages_of_twenty_chunks_use_their_slots_again(islands: str, bridge: s
     run_islands(islands, many_chunks, bridge=bridge, env={"ISTHMUS_CHUNK_BYTES": "4K"})
 
 
+@pytest.mark.computes
 def test_all_ranks_hold_the_same_bits_of_real_numbers() -> None:
     """No integers here: whatever order the library adds in, everybody holds what it gave."""
 

@@ -23,6 +23,8 @@ from patience import patient
 from ranks import RUNNER, by_value, forked
 from vendor_files import DEVICES, LIBRARIES, Library
 
+pytestmark = pytest.mark.computes
+
 DEVICE = "rehearsal"
 TOGETHER = "torch devices"
 

@@ -9,6 +9,8 @@ import torch
 
 from device_process import DeviceProcess, held
 
+pytestmark = pytest.mark.computes
+
 DEVICE = "rehearsal"
 TOGETHER = "torch devices"
 

@@ -22,6 +22,8 @@ import devices
 from devices import expect_ways, on_host, vendor
 from patience import SOON, patient
 
+pytestmark = pytest.mark.computes
+
 ROOT = Path(__file__).resolve().parents[2]
 TOGETHER = "torch devices"
 # An interpreter for each rank would take most of its time for `import torch`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -11,7 +12,7 @@ import torch_ranks
 from islands import ONECCL, needs_oneccl
 from test_torch_training import check_ddp
 
-pytestmark = needs_oneccl
+pytestmark = [needs_oneccl, pytest.mark.computes]
 TOGETHER = "torch"
 
 
