@@ -20,7 +20,6 @@ PYTHON := $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 pytho
             $(shell $(p) -c 'import sys; sys.version_info >= (3, 10) and print("$(p)")' 2>/dev/null)))
 endif
 VENV := .venv/bin
-DEMO := $(VENV)/isthmus rehearse --fleet nvidia:2,amd:1,ascend:1,cpu:1 -- $(VENV)/python examples/train_digits.py --device auto
 export TORCH_INDEX
 # A jobserver of this make has nothing to say to the builds that the scripts start.
 unexport MAKEFLAGS MFLAGS
@@ -38,8 +37,7 @@ wheel: python
 
 demo: python
 	@$(PYTHON) scripts/setup.py demo
-	@OMP_NUM_THREADS=1 $(DEMO)
-	@OMP_NUM_THREADS=1 $(VENV)/python examples/train_survives.py
+	@$(VENV)/python scripts/demo.py
 
 test: python
 	@$(PYTHON) scripts/setup.py test
