@@ -14,6 +14,7 @@ import pytest
 from share import chosen
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+import stages
 import suite_times
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,3 +189,10 @@ def test_the_table_says_so_where_nothing_is_on_record(tmp_path: Path, monkeypatc
     monkeypatch.setattr(suite_times, "ROOT", tmp_path)
     monkeypatch.setattr(suite_times, "RECORD", tmp_path / "record.json")
     assert "no run" in suite_times.table()
+
+
+def test_what_a_stage_runs_keeps_what_python_has_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "SUITE", tmp_path)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    said = stages.Stage("python", stages.Run()).run(sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)")
+    assert said.split() == ["False"]
