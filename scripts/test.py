@@ -2,8 +2,9 @@
 """Everything that has to pass, in stages (scripts/stages.py), a line each. The summary of pytest comes last and counts all.
 
 Two lanes run at once: one builds, at a low priority; the other tests what is built. Most tests of a communication library
-wait. The run goes on to its end whatever fails, and closes with each failure and the line that repeats it. The package is
-built before (scripts/setup.py test).
+wait. A part of the suite has little to build: there the sanitizers' tests run beside the Python tests. The run goes on to
+its end whatever fails, and closes with each failure and the line that repeats it. The package is built before
+(scripts/setup.py test).
 
 Of a long product of cases a run takes the share that the commit chooses; --share repeats that of another. --all (`make
 test-all`) takes everything: whole products, all sanitizers over all tests, clang-tidy, AArch64, what asks the package index.
@@ -38,6 +39,7 @@ import suite_times
 from setup import ROOT, VENV, build_environment
 from stages import STAGES, SUITE, Failed, Run, Stage
 
+BESIDE_PYTHON = ("asan", "tsan")  # in a part of the suite
 LONG = 40 * 60  # seconds of wall time: the stages that grew are named
 SHOWN = 30  # lines of a failed stage
 
@@ -82,6 +84,10 @@ class Lanes:
             if needed in built:
                 built[needed].result()
         self.attempt(name, build=False)
+        with self.lock:
+            self.tell(name)
+
+    def tell(self, name: str) -> None:
         stage, reason = self.stages[name], self.reasons[name]
         if reason:
             print("\n".join(f"    {line}" for line in stage.log.read_text(errors="replace").splitlines()[-SHOWN:]))
@@ -91,15 +97,30 @@ class Lanes:
         used = f"{self.seconds[name]:7.1f} s {stage.processor:8.1f} core-s"
         print(f"{'FAILED' if reason else 'ok':6} {STAGES[name].title:44} {used}", flush=True)
 
+    def order(self) -> list[list[str]]:
+        """The stages that run one after the other. Of several in a list all but the first are a lane of their own beside it.
+
+        What has nothing to run reports when it is built; it comes last. In a part there is little to build, and tests of a
+        communication library leave half of the processors: the sanitizers' run beside the Python tests.
+        """
+        names = sorted(self.stages, key=lambda n: STAGES[n].run is None)
+        beside = [n for n in names if n in BESIDE_PYTHON]
+        if "python" not in names or not self.stages["python"].asked.part:
+            return [[name] for name in names]
+        return [[name, *beside] if name == "python" else [name] for name in names if name not in beside]
+
     def run(self) -> None:
-        with ThreadPoolExecutor(1) as lane:
+        with ThreadPoolExecutor(1) as lane, ThreadPoolExecutor(1) as second:
             built = {n: lane.submit(self.attempt, n, True) for n in self.stages if STAGES[n].build}
             try:
-                # What has nothing to run reports when it is built; it comes last.
-                for name in sorted(self.stages, key=lambda n: STAGES[n].run is None):
+                for name, *others in self.order():
+                    begun = [second.submit(self.go, other, built) for other in others]
                     self.go(name, built)
+                    for other in begun:
+                        other.result()
             except BaseException:  # an interrupt: a new session's processes do not see it
-                lane.shutdown(wait=False, cancel_futures=True)
+                for pool in (lane, second):
+                    pool.shutdown(wait=False, cancel_futures=True)
                 for stage in self.stages.values():
                     stage.end()
                 raise

@@ -9,10 +9,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from patience import SOON
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 import part
@@ -253,14 +257,53 @@ def asked() -> Callable[..., argparse.Namespace]:
     return lambda **more: argparse.Namespace(**nothing | more)
 
 
-def test_whole_and_test_all_run_everything_and_who_asks_for_a_test_gets_it(
-    place: Place, asked: Callable[..., argparse.Namespace], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     spec = importlib.util.spec_from_file_location("isthmus_scripts_test", ROOT / "scripts" / "test.py")
     assert spec and spec.loader
     runner = importlib.util.module_from_spec(spec)  # by its path: Python has a `test` of its own
     monkeypatch.setitem(sys.modules, spec.name, runner)
     spec.loader.exec_module(runner)
+    return runner
+
+
+@pytest.mark.parametrize("of_it", [Part("abc", (ENGINE,), "0"), None], ids=["part", "whole"])
+def test_in_a_part_the_sanitizers_run_beside_python_and_are_over_before_the_next_stage(
+    of_it: Part | None, runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stages, "SUITE", tmp_path)
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    log: list[str] = []
+    python_runs, sanitizers_end = threading.Event(), threading.Event()
+
+    def python(stage: stages.Stage) -> None:
+        log.append("python begins")
+        python_runs.set()
+        assert not of_it or sanitizers_end.wait(SOON)
+        log.append("python ends")
+
+    def sanitizer(stage: stages.Stage) -> None:
+        assert python_runs.wait(SOON)
+        log.append(stage.name)
+        if stage.name == "tsan":
+            sanitizers_end.set()
+            raise stages.Failed("on purpose")
+
+    kinds = {name: stages.Kind(name, lambda stage: log.append(stage.name)) for name in ("unit", "demo")}
+    kinds |= {"python": stages.Kind("python", python), **{n: stages.Kind(n, sanitizer) for n in ("asan", "tsan")}}
+    order = ["unit", "python", "asan", "tsan", "demo"]
+    monkeypatch.setattr(runner, "STAGES", {name: kinds[name] for name in order})
+    lanes = runner.Lanes(order, stages.Run(part=of_it))
+    lanes.run()
+    python_log = ["asan", "tsan", "python ends"] if of_it else ["python ends", "asan", "tsan"]
+    assert log == ["unit", "python begins", *python_log, "demo"]
+    assert [bool(lanes.reasons[name]) for name in order] == [False, False, False, True, False]
+    assert "on purpose" in capsys.readouterr().out
+
+
+def test_whole_and_test_all_run_everything_and_who_asks_for_a_test_gets_it(
+    place: Place, asked: Callable[..., argparse.Namespace], runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner, "ROOT", place.root)
     monkeypatch.delenv("CI", raising=False)
     place.everything()
