@@ -131,14 +131,8 @@ class AllGather {
 void plan_all_gather(Builder &b) {
   if (b.shared_slots) return plan_shared_all_gather(b);
   if (b.across_hosts) return plan_hosts_all_gather(b);
+  GatherRoutes::choose_chunk(b);
   if (b.library) return plan_island_all_gather(b);
-  const auto world = static_cast<uint64_t>(b.world);
-  uint64_t regions = 1;
-  for (const auto &m : b.clusters.members)
-    if (m.size() > 1) regions = std::max<uint64_t>(regions, 1 + (world - m.size() + m.size() - 1) / m.size());
-  // One rank may pass on parts of all blocks to another. Two turns of that are within what a link grants (64 chunks of the setting).
-  if (!GatherRoutes::passing_of(b).relays.empty()) regions = std::max<uint64_t>(regions, (world + 7) / 8);
-  b.libraries() ? b.choose_island_chunk({regions, 1}) : b.choose_chunk(regions);
   AllGather(b).plan();
 }
 

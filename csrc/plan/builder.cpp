@@ -66,7 +66,7 @@ void Builder::choose_chunk(uint64_t regions) {
   plan.slots = std::min(slots, plan.chunks);
 }
 
-void Builder::choose_island_chunk(SlotShare share) {
+void Builder::choose_island_chunk(SlotShare share, uint64_t blocks) {
   const auto lines = [](uint64_t bytes) { return std::max(bytes / kLine * kLine, kLine); };
   size_t multiple = 1, largest = 1;
   for (size_t g = 0; g < clusters.members.size(); ++g)
@@ -74,13 +74,13 @@ void Builder::choose_island_chunk(SlotShare share) {
       multiple = std::lcm(multiple, clusters.size(g));
       largest = std::max(largest, clusters.size(g));
     }
-  const uint64_t unit = kLine * multiple;
+  unit = kLine * multiple;
   // A vendor's call costs microseconds, so its chunks are larger than those that fit a processor's caches.
   // Where ranks of several islands share memory, slots lie in rings of a fixed size (most_ring_bytes).
   const uint64_t call = kDeviceChunks * kDeviceSlotChunks * request.chunk_bytes,
                  slot = shared_slots || across_hosts ? call : 2 * call;
   const uint64_t most = lines(slot * share.parts / share.of);
-  const uint64_t least = std::min(lines(call), most);
+  const uint64_t least = std::min(lines(call / blocks), most);
   const uint64_t part = std::clamp(lines(request.bytes / 64 + kLine - 1), least, most);
   const uint32_t slots = std::clamp<uint32_t>(request.max_slots, kLeastIslandSlots, 64);
   if (varying) {
@@ -221,15 +221,15 @@ std::vector<Range> domains_of(const Builder &b, ptrdiff_t without) {
     }
   std::vector<Range> out(k);
   const std::vector<double> shares = bridge_shares(rates);
-  const uint64_t lines = b.plan.chunk / kLine;
+  const uint64_t units = b.plan.chunk / b.unit;
   double sum = 0;
   uint64_t at = 0;
   for (size_t i = 0; i < owners.size(); ++i) {
     sum += shares[i];
     const uint64_t end = i + 1 == owners.size()
-                             ? lines
-                             : std::min(lines, static_cast<uint64_t>(std::floor(sum * static_cast<double>(lines) + 0.5)));
-    out[owners[i]] = {at * kLine, std::max(at, end) * kLine};
+                             ? units
+                             : std::min(units, static_cast<uint64_t>(std::floor(sum * static_cast<double>(units) + 0.5)));
+    out[owners[i]] = {at * b.unit, std::max(at, end) * b.unit};
     at = std::max(at, end);
   }
   return out;

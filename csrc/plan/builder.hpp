@@ -11,6 +11,12 @@
 namespace isthmus::plan {
 
 inline constexpr uint32_t kLeastIslandSlots = 6;
+// A chunk is sent, finished and collected in three turns of the host. A turn begins with the wait for what the device staged. With three chunks
+// ahead the device has staged the chunk whatever the host still owes. With four chunks ahead the device meanwhile stages the next one.
+// The slot of a chunk is written again when the device has passed the gate of a later chunk. That later chunk was collected after all answers of
+// the slot's last chunk were taken; it comes kIslandAhead + 2 later.
+inline constexpr uint32_t kIslandAhead = 4;
+static_assert(kLeastIslandSlots >= kIslandAhead + 2);
 inline constexpr uint64_t kDeviceChunks = 4;      // chunks of the setting in one, where a device copies them
 inline constexpr uint64_t kDeviceSlotChunks = 2;  // of these a slot has at the most
 // The largest common multiple of island sizes that chunks are cut for. Beyond, the islands are dissolved.
@@ -33,12 +39,14 @@ class Builder : public StepWriter {
   bool stream = false;      // outputs are too large for the caches
   std::vector<int> inside;  // inside_of(): whose blocks plan_inside() moves
   uint32_t depth = 1;       // slots - 1, or more where no slot is used twice: bounds the skews
+  uint64_t unit = kLine;    // of which chunks are multiples: islands with libraries cut them in equal pieces of whole lines
 
   // Sets chunk, chunks and slots. `regions`: chunks of memory that a slot needs on the rank that needs most.
   void choose_chunk(uint64_t regions);
   // The same, for a message that the islands with libraries can cut in equal pieces: in 64 chunks, but in no shorter ones than a library works well
-  // with, and in no longer ones than slots hold. Where a rank's slot has a piece of a chunk alone, chunks may be longer.
-  void choose_island_chunk(SlotShare share = {});
+  // with, and in no longer ones than slots hold. Where a rank's slot has a piece of a chunk alone, chunks may be longer. `blocks`: of so many blocks
+  // a chunk is to be as long as the library works well with.
+  void choose_island_chunk(SlotShare share = {}, uint64_t blocks = 1);
   // A rank of that cluster sends from slots, which its receivers acknowledge where slots are used again.
   bool acknowledged(size_t other) const noexcept { return clusters.library[other] && reuses(); }
   bool stays(int q) const noexcept { return std::find(inside.begin(), inside.end(), q) != inside.end(); }
@@ -63,6 +71,7 @@ void plan_island_all_reduce(Builder &b);
 void plan_island_reduce(Builder &b);
 void plan_island_reduce_scatter(Builder &b);
 void plan_island_broadcast(Builder &b);
+// island_all_gather.cpp: likewise, when the chunk has been chosen
 void plan_island_all_gather(Builder &b);
 // shared_islands.cpp, shared_sums.cpp: any rank, where shared_slots holds
 void plan_shared_broadcast(Builder &b);
@@ -84,20 +93,29 @@ void plan_inside(Builder &b);
 // Turns the finished plan of a host rank into that of one whose memory only its device can touch.
 void stage_user_memory(Builder &b);
 
-// The part of domain `domain` that rank j of cluster h reduces or stages in an all_reduce.
+// The part of domain `domain` that rank j of cluster h stages in a broadcast.
 Range share_of(const Builder &b, const std::vector<Range> &domains, size_t h, size_t j, size_t domain);
+// The same in an all_reduce. Between two islands each rank has as much to carry wherever the domains end. Between more, who has a larger part of the own
+// island's domain has more. So there the libraries sum and gather every domain for itself, and all ranks have equal parts of it.
+bool sums_by_domains(const Builder &b);
+Range sum_share_of(const Builder &b, const std::vector<Range> &domains, size_t h, size_t j, size_t domain);
 // The piece of a whole chunk that rank j of cluster h reduces in a reduce or reduce_scatter.
 Range piece_at(const Builder &b, size_t h, size_t j);
-// The library's sum of the full or the shorter chunks (`when`) of input block `block`: piece j goes to rank j, this rank's piece to `to`. A piece of a
-// shorter chunk is summed by itself.
-void scatter_sum(Builder &b, uint32_t block, Span to, When when);
+// Piece j of that part of a chunk, for islands with a library of so many ranks.
+Range equal_piece(Range part, size_t ranks, size_t j);
+// The library's sum of the full or the shorter chunks (`when`) of that part of input block `block`: piece j goes to rank j, this rank's piece to `to`. A
+// piece of a shorter chunk is summed by itself.
+void scatter_sum(Builder &b, uint32_t block, Range part, Span to, When when);
+void scatter_sum(Builder &b, uint32_t block, Span to, When when);  // of all of it
 inline constexpr When kFullAndPart[] = {When::FullChunk, When::PartChunk};
 // The device's stage of a small all_reduce: the library sums, the island's first rank gives the sum to its host at `mine` and takes the result at
 // `result`, and the library spreads it.
 void leader_stage(Builder &b, Extent e, Span mine, Span result);
-// The library brings the pieces of a chunk together on all ranks of the island, each of which has its own there: at `all`, of the block 0 of `of`.
+// The library brings the pieces of that part of a chunk together on all ranks of the island, each of which has its own there: in `all`, where the chunk
+// begins, of the block 0 of `of`.
+void gather_pieces(Builder &b, Memory of, Range part, Span all);
 void gather_pieces(Builder &b, Memory of, Span all);
-// Ranges of a chunk that the clusters own, by bridge_shares of their weights, cut at multiples of kLine; `without` gets
+// Ranges of a chunk that the clusters own, by bridge_shares of their weights, cut at multiples of the unit; `without` gets
 // nothing.
 std::vector<Range> domains_of(const Builder &b, ptrdiff_t without = -1);
 

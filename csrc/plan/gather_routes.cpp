@@ -1,14 +1,28 @@
 #include "plan/gather_routes.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace isthmus::plan {
 namespace {
 
-// Whether blocks are cut: what is small goes whole, in one hop. So does what islands with libraries exchange (plan_island_all_gather).
-bool cuts(const Builder &b) { return !b.varying && !b.libraries() && b.request.bytes > b.request.small_bytes; }
+// Whether blocks are cut: what is small goes whole, in one hop.
+bool cuts(const Builder &b) { return !b.varying && b.request.bytes > b.request.small_bytes; }
 
 }  // namespace
+
+// A slot has the rank's own block, and its part of those that come.
+void GatherRoutes::choose_chunk(Builder &b) {
+  const auto world = static_cast<uint64_t>(b.world);
+  uint64_t regions = 1;
+  for (const auto &m : b.clusters.members)
+    if (m.size() > 1) regions = std::max<uint64_t>(regions, 1 + (world - m.size() + m.size() - 1) / m.size());
+  // One rank may pass on parts of all blocks to another. Two turns of that are within what a link grants (64 chunks of the setting; 256 where there are
+  // libraries). What is passed on takes a hop more, so there chunks are shorter.
+  const bool passed = !passing_of(b).relays.empty();
+  if (passed) regions = std::max<uint64_t>(regions, (world + 7) / 8);
+  b.libraries() ? b.choose_island_chunk({regions, 1}, passed ? world : 1) : b.choose_chunk(regions);
+}
 
 Passing GatherRoutes::passing_of(const Builder &b) {
   const size_t clusters = b.clusters.members.size();
@@ -99,6 +113,20 @@ void GatherRoutes::share_out(const Builder &b, size_t h) {
     }
   }
   slots_[h] = *std::max_element(end.begin(), end.end());
+}
+
+std::vector<GatherRoutes::RoutePart> GatherRoutes::holders(size_t h, int owner) const {
+  std::vector<RoutePart> out;
+  for (size_t d = 0; d < clusters_; ++d)
+    for (const RoutePart &p : parts(h, owner, d)) out.push_back(p);
+  std::sort(out.begin(), out.end(), [](const RoutePart &a, const RoutePart &b) { return a.range.begin < b.range.begin; });
+  size_t last = 0;
+  for (size_t i = 1; i < out.size(); ++i) {
+    if (out[i].member == out[last].member) out[last].range.end = out[i].range.end;
+    else out[++last] = out[i];
+  }
+  if (!out.empty()) out.resize(last + 1);
+  return out;
 }
 
 }  // namespace isthmus::plan

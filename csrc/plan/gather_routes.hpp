@@ -27,11 +27,14 @@ class GatherRoutes {
 
   explicit GatherRoutes(const Builder &b);  // the chunk has been chosen
   static Passing passing_of(const Builder &b);
+  static void choose_chunk(Builder &b);
 
   // What the members of cluster `h` take of that domain of the block of `owner`, in the order of the bytes.
   const std::vector<RoutePart> &parts(size_t h, int owner, size_t domain) const {
     return parts_[(h * ranks_ + static_cast<size_t>(owner)) * clusters_ + domain];
   }
+  // Who of the members has which range of that block when all parts have come; neighbours are one. `at` has no meaning.
+  std::vector<RoutePart> holders(size_t h, int owner) const;
   bool passes_on() const noexcept { return passes_on_; }              // some part comes by way of a cluster
   uint64_t slot_bytes(size_t h) const noexcept { return slots_[h]; }  // of a chunk, with the member's own block
 

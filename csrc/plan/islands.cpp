@@ -2,11 +2,11 @@
 //
 // all_reduce between islands:
 //   1. A reduce-scatter of every chunk gives rank j of an island of g ranks the j-th of g equal pieces.
-//   2. The owners of a segment, one in every island, exchange the segment and round it (share_of).
+//   2. The owners of a segment, one in every island, exchange the segment and round it (sum_share_of).
 //   3. An all-gather spreads the results in the island.
 // A last chunk that is shorter goes piece by piece, by reduce and broadcast. Mostly the short chunk is one piece (choose_island_chunk).
 //
-// The device works in the plan's one order: copy in of chunks 0 to kAhead - 1, then copy out of chunk c before copy in of chunk c + kAhead. So
+// The device works in the plan's one order: copy in of chunks 0 to kIslandAhead - 1, then copy out of chunk c before copy in of chunk c + kIslandAhead. So
 // as one queue the device never waits for what stands behind it. Copies in stand on the second stream, behind the reduce-scatter of their
 // chunk, beside the copy out and the all-gather of an earlier chunk.
 //
@@ -19,17 +19,7 @@
 namespace isthmus::plan {
 namespace {
 
-// A chunk is sent, finished and collected in three turns of the host. A turn begins with the wait for what the device staged. With three chunks
-// ahead the device has staged the chunk whatever the host still owes. With four chunks ahead the device meanwhile stages the next one.
-// The slot of a chunk is written again when the device has passed the gate of a later chunk. That later chunk was collected after all answers of
-// the slot's last chunk were taken; it comes kAhead + 2 later.
-constexpr uint32_t kAhead = 4;
-static_assert(kLeastIslandSlots >= kAhead + 2);
-
-Range piece(const Builder &b, size_t cluster, size_t j) {
-  const uint64_t size = b.plan.chunk / b.clusters.size(cluster);
-  return {j * size, (j + 1) * size};
-}
+Range piece(const Builder &b, size_t cluster, size_t j) { return equal_piece(b.whole(), b.clusters.size(cluster), j); }
 
 // Where every rank has a piece of `pieces` chunks in its slot. `else_all`: where a rank without a library may have whole chunks, in its slot or its
 // frames.
@@ -97,28 +87,35 @@ void leader_stage(Builder &b, Extent e, Span mine, Span result) {
   b.call(IslandCall::Broadcast, When::Always, e, output, output, 0);
 }
 
-void scatter_sum(Builder &b, uint32_t block, Span to, When when) {
+Range equal_piece(Range part, size_t ranks, size_t j) {
+  const uint64_t size = part.size() / ranks;
+  return {part.begin + j * size, part.begin + (j + 1) * size};
+}
+
+void scatter_sum(Builder &b, uint32_t block, Range part, Span to, When when) {
   const auto call = [&](IslandCall what, size_t j) {
-    const Range r = piece(b, b.cluster, j);
+    const Range r = equal_piece(part, b.count, j);
     b.call(what, when, b.extent(Memory::Input, block, r), Builder::input(block, r.begin), to, static_cast<int>(j));
   };
   if (when == When::FullChunk) return call(IslandCall::ReduceScatter, 0);
   for (size_t j = 0; j < b.count; ++j) call(IslandCall::Reduce, j);
 }
+void scatter_sum(Builder &b, uint32_t block, Span to, When when) { scatter_sum(b, block, b.whole(), to, when); }
 
-void gather_pieces(Builder &b, Memory of, Span all) {
-  const auto at = [&](Range r) {
-    Span part = all;
-    part.base += r.begin;
-    return part;
+void gather_pieces(Builder &b, Memory of, Range part, Span all) {
+  const auto at = [&](uint64_t begin) {
+    Span place = all;
+    place.base += begin;
+    return place;
   };
-  const Range mine = piece(b, b.cluster, b.position);
-  b.call(IslandCall::AllGather, When::FullChunk, b.extent(of, 0, {0, mine.size()}), at(mine), all);
+  const Range first = equal_piece(part, b.count, 0), mine = equal_piece(part, b.count, b.position);
+  b.call(IslandCall::AllGather, When::FullChunk, b.extent(of, 0, first), at(mine.begin), at(part.begin));
   for (size_t j = 0; j < b.count; ++j) {
-    const Range r = piece(b, b.cluster, j);
-    b.call(IslandCall::Broadcast, When::PartChunk, b.extent(of, 0, r), at(r), at(r), static_cast<int>(j));
+    const Range r = equal_piece(part, b.count, j);
+    b.call(IslandCall::Broadcast, When::PartChunk, b.extent(of, 0, r), at(r.begin), at(r.begin), static_cast<int>(j));
   }
 }
+void gather_pieces(Builder &b, Memory of, Span all) { gather_pieces(b, of, b.whole(), all); }
 
 Range piece_at(const Builder &b, size_t h, size_t j) {
   return b.clusters.library[h] ? piece(b, h, j) : piece_of(b.whole(), b.clusters.size(h), j);
@@ -127,6 +124,11 @@ Range piece_at(const Builder &b, size_t h, size_t j) {
 Range share_of(const Builder &b, const std::vector<Range> &domains, size_t h, size_t j, size_t domain) {
   if (b.clusters.library[h]) return intersect(domains[domain], piece(b, h, j));
   return piece_of(domains[domain], b.clusters.size(h), j);
+}
+
+bool sums_by_domains(const Builder &b) { return b.libraries() && b.others > 1; }
+Range sum_share_of(const Builder &b, const std::vector<Range> &domains, size_t h, size_t j, size_t domain) {
+  return sums_by_domains(b) ? piece_of(domains[domain], b.clusters.size(h), j) : share_of(b, domains, h, j, domain);
 }
 
 // The parts of the root's chunk come in by the slots of the ranks that take them, as in plan_broadcast(). The library spreads the parts. The
@@ -217,57 +219,6 @@ void plan_island_broadcast(Builder &b) {
   if (b.reuses()) outward([&](int q, Range x) { b.recv_token(q, ext(x), token_in); });
 }
 
-// The library's broadcast spreads every block in every island: from the rank that owns the block, or from the rank that took it.
-// No slot needs an answer. The gate of chunk c - kAhead is opened, or the broadcast of what another rank took is given, when blocks c - kAhead
-// of all islands have come. Whoever sent one of these had by then taken chunk c - kAhead - 2 of this rank's.
-// What the links may still read is this rank's own affair all the same. The gate is not opened before the links have what was sent of that
-// chunk, also on ranks that take nothing.
-void plan_island_all_gather(Builder &b) {
-  const size_t clusters = b.others + 1, world = static_cast<size_t>(b.world);
-  uint64_t regions = 1;
-  for (const auto &m : b.clusters.members)
-    if (m.size() > 1) regions = std::max<uint64_t>(regions, 1 + (world - m.size() + m.size() - 1) / m.size());
-  b.choose_island_chunk({regions, 1});
-  const uint64_t chunk = b.plan.chunk;
-  const Range all = b.whole();
-  const auto mine = b.extent(Memory::Input, 0, all);
-  const auto block = [&](int r) { return b.extent(Memory::Output, static_cast<uint32_t>(r), all); };
-  const auto output = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
-  const std::vector<int> outside = b.outside();
-  // Outside block i is member (i mod count)'s, in region 1 + i / count of its slot.
-  const auto region = [&](size_t i) { return b.ring(b.rank, chunk * (1 + i / b.count)); };
-  b.need_ring(chunk * (1 + (outside.size() + b.count - 1) / b.count));
-  const bool takes = b.position < outside.size();
-  const auto each_taken = [&](auto f) {
-    for (size_t i = b.position; i < outside.size(); i += b.count) f(i, outside[i]);
-  };
-  const auto spread = [&](int r, size_t from) {
-    b.call(IslandCall::Broadcast, When::Always, block(r), output(r), output(r), static_cast<int>(from));
-  };
-
-  const bool gated = takes || b.reuses();
-  b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
-  b.together();
-  if (gated) b.wait(b.rank, kReady);
-  each_taken([&](size_t i, int q) { b.move(block(q), region(i), output(q)); });
-  for (size_t i = 0; i < outside.size(); ++i) spread(outside[i], i % b.count);
-  b.device_stage("copy in", 0, true);
-  b.move(mine, Builder::input(0, 0), b.ring(b.rank, 0));
-  b.post(kStaged);
-  b.device_stage("island", 0);
-  b.together();
-  b.move(mine, Builder::input(0, 0), output(b.rank));
-  for (size_t j = 0; j < b.count; ++j) spread(b.members[j], j);
-
-  b.stage("send", 0);
-  b.wait(b.rank, kStaged);
-  for (size_t i = 1; i < clusters; ++i) b.send(b.taker((b.cluster + i) % clusters), block(b.rank), b.ring(b.rank, 0));
-  b.stage("collect", 1);
-  each_taken([&](size_t i, int q) { b.recv(q, block(q), region(i)); });
-  if (b.reuses()) b.taken();
-  if (gated) b.post(kReady);
-}
-
 void plan_island_reduce(Builder &b) {
   const int root = b.request.root;
   const size_t home = b.clusters.of[static_cast<size_t>(root)], g = b.cluster;
@@ -288,7 +239,7 @@ void plan_island_reduce(Builder &b) {
   b.need_ring(mine.size());
 
   if (at_home) {  // the pieces come together at the root: in its output, and elsewhere in memory that nobody reads
-    b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
+    b.device_stage("copy out", std::min(kIslandAhead, b.plan.chunks));
     b.together();
     const uint64_t at = b.rank == root || small ? 0 : b.need_device(b.plan.chunk);
     const auto gathered = [&](uint64_t begin) {
@@ -357,7 +308,7 @@ void plan_island_reduce_scatter(Builder &b) {
   const Span token_out = Builder::scratch(b.need_scratch(kTokenBytes)),
              token_in = Builder::scratch(b.need_scratch(kTokenBytes));
 
-  b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
+  b.device_stage("copy out", std::min(kIslandAhead, b.plan.chunks));
   b.together();
   b.wait(b.rank, kReady);
   b.move(ext(b.rank, all), own, Builder::output(0, 0));
@@ -397,28 +348,38 @@ void plan_island_all_reduce(Builder &b) {
   b.choose_island_chunk(share_of_pieces(b, 1, 1));
   const auto domains = domains_of(b);
   const size_t g = b.cluster, clusters = b.others + 1;
-  const Range mine = piece(b, g, b.position);
-  b.need_ring(mine.size());
   const auto ext = [&](Range r) { return b.extent(Memory::Input, 0, r); };
-  const auto slot = [&](Range r) { return b.ring(b.rank, r.begin - mine.begin); };
+  const auto mine = [&](size_t domain) { return sum_share_of(b, domains, g, b.position, domain); };
+  // What the library sums at one time, and my pieces of it, which lie side by side in the slot.
+  const std::vector<Range> parts = sums_by_domains(b) ? domains : std::vector<Range>{b.whole()};
+  const auto own = [&](Range part) { return equal_piece(part, b.count, b.position); };
+  const auto slot = [&](Range r) {
+    const auto part =
+        std::find_if(parts.begin(), parts.end(), [&](Range p) { return r.begin >= p.begin && r.begin < p.end; });
+    return b.ring(b.rank, part->begin / b.count + (r.begin - own(*part).begin));
+  };
+  b.need_ring(b.plan.chunk / b.count);
   // f(rank, range) of the ranks of other islands that have a part of domain `owner` in common with me, the next island first.
   const auto each_peer = [&](size_t h, size_t owner, auto f) {
-    for (size_t j = 0; j < b.clusters.size(h); ++j) {
-      const Range x = intersect(intersect(mine, domains[owner]), share_of(b, domains, h, j, owner));
-      f(b.at(h, j), x);
-    }
+    for (size_t j = 0; j < b.clusters.size(h); ++j)
+      if (const Range x = intersect(mine(owner), sum_share_of(b, domains, h, j, owner)); !x.empty()) f(b.at(h, j), x);
+  };
+  const auto each_part = [&](auto f) {
+    for (const Range &p : parts)
+      if (!p.empty()) f(p);
   };
 
-  b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
+  b.device_stage("copy out", std::min(kIslandAhead, b.plan.chunks));
   b.together();
   b.wait(b.rank, kReady);
-  b.move(ext(mine), slot(mine), Builder::output(0, mine.begin));
-  gather_pieces(b, Memory::Input, Builder::output(0, 0));
+  each_part([&](Range p) { b.move(ext(own(p)), slot(own(p)), Builder::output(0, own(p).begin)); });
+  each_part([&](Range p) { gather_pieces(b, Memory::Input, p, Builder::output(0, 0)); });
   b.device_stage("island", 0);
   b.together();
-  for (const When when : kFullAndPart) scatter_sum(b, 0, Builder::output(0, mine.begin), when);
+  for (const When when : kFullAndPart)
+    each_part([&](Range p) { scatter_sum(b, 0, p, Builder::output(0, own(p).begin), when); });
   b.device_stage("copy in", 0, true);
-  b.move(ext(mine), Builder::output(0, mine.begin), slot(mine));
+  each_part([&](Range p) { b.move(ext(own(p)), Builder::output(0, own(p).begin), slot(own(p))); });
   b.post(kStaged);
 
   b.stage("send", 0);
@@ -429,13 +390,14 @@ void plan_island_all_reduce(Builder &b) {
   }
 
   b.stage("finish", 1);
-  const Range done = intersect(mine, domains[g]);
-  const auto sources = contributions(b, done, slot(done), [&](size_t h, uint64_t at, uint64_t wide, bool partial) {
+  const Range done = mine(g);
+  const Span at_home = done.empty() ? b.ring(b.rank, 0) : slot(done);
+  const auto sources = contributions(b, done, at_home, [&](size_t h, uint64_t at, uint64_t wide, bool partial) {
     each_peer(h, g,
               [&](int q, Range x) { b.recv(q, ext(x), Builder::scratch(at + (x.begin - done.begin) * wide, partial)); });
   });
   // Nobody sends of the slot any more what the result replaces: what came from the others is an answer to it.
-  b.reduce(ext(done), sources, {}, slot(done), false);
+  b.reduce(ext(done), sources, {}, at_home, false);
   for (size_t i = 1; i < clusters; ++i)
     each_peer((g + i) % clusters, g, [&](int q, Range x) { b.send(q, ext(x), slot(x)); });
 

@@ -18,21 +18,88 @@
 // Reuse. A result's scratch needs no answer. It is written again for chunk c + slots, after contributions of that chunk have come from the cluster
 // whose block it is. None of its members sends those before all of its members have copied chunk c + slots in, and who has done that has collected all
 // chunks up to c + slots - 4. So there are four slots at the least, or as many as chunks.
+#include "plan/passed_sums.hpp"
+
 #include <algorithm>
 #include <cmath>
 
-#include "plan/builder.hpp"
-
 namespace isthmus::plan {
+
+SumRoutes::SumRoutes(Builder &b, const Passing &passing) : b_(b), g_(b.cluster), clusters_(b.others + 1) {
+  for (size_t h = 0; h < clusters_; ++h) domains_.push_back(cut(passing, h));
+  token_out_ = Builder::scratch(b.need_scratch(kTokenBytes));
+}
+
+// Of a block of that cluster, by the cluster that sums them.
+std::vector<Range> SumRoutes::cut(const Passing &passing, size_t home) const {
+  std::vector<Range> out(clusters_);
+  const uint64_t units = b_.plan.chunk / b_.unit;
+  double sum = passing.direct[home];
+  const auto upto = [&] {
+    return std::min(units, static_cast<uint64_t>(std::floor(sum * static_cast<double>(units) + 0.5)));
+  };
+  uint64_t at = upto();
+  out[home] = {0, at * b_.unit};
+  size_t last = home;
+  for (size_t f = 0; f < clusters_; ++f) {
+    if (f == home || passing.relays[f] <= 0 || at == units) continue;
+    sum += (1 - passing.direct[home]) * passing.relays[f];
+    const uint64_t end = std::max(at, upto());
+    out[f] = {at * b_.unit, end * b_.unit};
+    if (end > at) last = f;
+    at = end;
+  }
+  if (at < units) out[last].end = units * b_.unit;  // what rounding has left
+  return out;
+}
+
+Range SumRoutes::piece(size_t h, size_t j, int block, size_t by) const {
+  const size_t members = b_.clusters.size(h);
+  return piece_of(domain(block, by), members, b_.clusters.library[h] ? j : (j + static_cast<size_t>(block)) % members);
+}
+
+Range SumRoutes::summed(int block) const {
+  if (block == b_.rank) return domain(block, g_);
+  return cluster_of(block) == g_ ? Range{} : piece(g_, b_.position, block, g_);
+}
+
+SumRoutes::Given SumRoutes::receive(int block, Range r, const std::vector<Span> &own) {
+  Given out;
+  for (size_t h = 0; h < clusters_; ++h) {
+    if (h == g_) {
+      for (const Span &s : own) out.spans.push_back(s);
+    } else {
+      const uint64_t at = b_.need_scratch(r.size() * wide(h));
+      out.spans.push_back(b_.contribution(h, Builder::scratch(at, sends_partials(h))));
+      for (size_t j = 0; j < b_.clusters.size(h); ++j) {
+        const Range x = intersect(r, piece(h, j, block, g_));
+        b_.recv(b_.at(h, j), ext(block, x), Builder::scratch(at + (x.begin - r.begin) * wide(h), sends_partials(h)));
+        if (acknowledged(h)) b_.send_token(b_.at(h, j), ext(block, x), token_out_);
+      }
+    }
+    out.ends.push_back(static_cast<uint32_t>(out.spans.size()));
+  }
+  return out;
+}
+
 namespace {
 
 constexpr uint32_t kPassedSlots = 4;
 
-class PassedSums {
+// Of each block a slot has a rank's piece, or all of it on ranks without a library; and the rank's own block.
+SlotShare share_of_sums(const Builder &b) {
+  const auto world = static_cast<uint64_t>(b.world);
+  uint64_t smallest = world;
+  for (size_t h = 0; h <= b.others; ++h) {
+    if (!b.clusters.library[h]) return {world, 1};
+    smallest = std::min<uint64_t>(smallest, b.clusters.size(h));
+  }
+  return {world + smallest, smallest};
+}
+
+class PassedSums : SumRoutes {
  public:
-  PassedSums(Builder &b, const Passing &passing) : b_(b), g_(b.cluster), clusters_(b.others + 1), shared_(b.count > 1) {
-    for (size_t h = 0; h < clusters_; ++h) domains_.push_back(domains(passing, h));
-    token_out_ = Builder::scratch(b.need_scratch(kTokenBytes));
+  PassedSums(Builder &b, const Passing &passing) : SumRoutes(b, passing), shared_(b.count > 1) {
     token_in_ = Builder::scratch(b.need_scratch(kTokenBytes));
     if (shared_) b.need_ring(static_cast<uint64_t>(b.world) * b.plan.chunk);
   }
@@ -42,75 +109,21 @@ class PassedSums {
     give();
     finish();
     b_.stage("acknowledged", 3);
-    if (acknowledged(g_)) each_given([&](int d, int to, Range x, Range) { b_.recv_token(to, ext(d, x), token_in_); });
+    if (acknowledged(g_))
+      each_reduced([&](int d, size_t by, Range mine) {
+        each_frame(d, by, mine, [&](int to, Range x) { b_.recv_token(to, ext(d, x), token_in_); });
+      });
     b_.stage("collect", 3);
-    for (size_t f = 0; f < clusters_; ++f) {
-      if (f == g_) continue;
-      for (size_t j = 0; j < b_.clusters.size(f); ++j) {
-        const Range x = piece(f, j, b_.rank, f);
-        b_.recv(b_.at(f, j), ext(b_.rank, x), Builder::output(0, x.begin));
-      }
-    }
+    each_result([&](int from, Range x) { b_.recv(from, ext(b_.rank, x), Builder::output(0, x.begin)); });
   }
 
  private:
-  // Of a block of that cluster, by the cluster that sums them.
-  std::vector<Range> domains(const Passing &passing, size_t home) const {
-    std::vector<Range> out(clusters_);
-    const uint64_t lines = b_.plan.chunk / kLine;
-    double sum = passing.direct[home];
-    const auto upto = [&] {
-      return std::min(lines, static_cast<uint64_t>(std::floor(sum * static_cast<double>(lines) + 0.5)));
-    };
-    uint64_t at = upto();
-    out[home] = {0, at * kLine};
-    size_t last = home;
-    for (size_t f = 0; f < clusters_; ++f) {
-      if (f == home || passing.relays[f] <= 0 || at == lines) continue;
-      sum += (1 - passing.direct[home]) * passing.relays[f];
-      const uint64_t end = std::max(at, upto());
-      out[f] = {at * kLine, end * kLine};
-      if (end > at) last = f;
-      at = end;
-    }
-    if (at < lines) out[last].end = lines * kLine;  // what rounding has left
-    return out;
-  }
-
-  size_t cluster_of(int rank) const { return b_.clusters.of[static_cast<size_t>(rank)]; }
-  bool sends_partials(size_t h) const { return b_.clusters.size(h) > 1; }
-  uint64_t wide(size_t h) const { return sends_partials(h) ? b_.ratio : 1; }
-  bool acknowledged(size_t h) const { return b_.reuses() && sends_partials(h); }
-  Extent ext(int block, Range r) const { return b_.extent(Memory::Input, static_cast<uint32_t>(block), r); }
   static Span own(int block, uint64_t at) { return Builder::input(static_cast<uint32_t>(block), at); }
   uint64_t region(int block) const { return static_cast<uint64_t>(block) * b_.plan.chunk; }
-  // Which part member j of cluster h reduces of a domain of a block. From block to block the members change places, as pieces are of whole lines.
-  Range piece(size_t h, size_t j, int block, size_t by) const {
-    const size_t members = b_.clusters.size(h);
-    return piece_of(domains_[cluster_of(block)][by], members, (j + static_cast<size_t>(block)) % members);
-  }
   std::vector<Span> raw(int block, uint64_t at) const {
     std::vector<Span> out;
     for (const int q : b_.members) out.push_back(q == b_.rank ? own(block, at) : b_.ring(q, region(block) + at));
     return out;
-  }
-  // f(block, domain's cluster, range): what this rank reduces of its cluster, for each domain.
-  template <class F>
-  void each_reduced(F f) const {
-    for (int d = 0; d < b_.world; ++d)
-      for (size_t by = 0; by < clusters_; ++by)
-        if (const Range mine = piece(g_, b_.position, d, by); by != g_ && !mine.empty()) f(d, by, mine);
-  }
-  // f(block, to, range, of): the frames of that. `of`: what was reduced with it.
-  template <class F>
-  void each_given(F f) const {
-    each_reduced([&](int d, size_t by, Range mine) { each_frame(d, by, mine, f); });
-  }
-  template <class F>
-  void each_frame(int d, size_t by, Range mine, F f) const {
-    if (by == cluster_of(d)) return f(d, d, mine, mine);
-    for (size_t j = 0; j < b_.clusters.size(by); ++j)
-      if (const Range x = intersect(mine, piece(by, j, d, by)); !x.empty()) f(d, b_.at(by, j), x, mine);
   }
 
   void copy_in() {
@@ -118,7 +131,7 @@ class PassedSums {
     b_.each_other_member([&](int q) { b_.wait_reuse(q, kReduced); });
     for (int d = 0; d < b_.world; ++d)
       for (size_t by = 0; by < clusters_; ++by) {
-        const Range r = domains_[cluster_of(d)][by];
+        const Range r = domain(d, by);
         if (by == g_ && d == b_.rank) continue;  // read by nobody else
         Range mine = cluster_of(d) == g_ && by == g_ ? Range{} : piece(g_, b_.position, d, by);
         for (const Range x :
@@ -137,39 +150,12 @@ class PassedSums {
         from = Builder::scratch(b_.need_scratch(mine.size() * b_.ratio), true);
         b_.reduce(ext(d, mine), raw(d, mine.begin), {}, from, true);
       }
-      each_frame(d, by, mine, [&](int, int to, Range x, Range of) {
+      each_frame(d, by, mine, [&](int to, Range x) {
         Span part = from;
-        part.base += (x.begin - of.begin) * wide(g_);
+        part.base += (x.begin - mine.begin) * wide(g_);
         b_.send(to, ext(d, x), part);
       });
     });
-  }
-
-  // Receives what the other clusters give to `r` of a block, and answers. Returns the sources of the sum.
-  struct Given {
-    std::vector<Span> spans;
-    std::vector<uint32_t> ends;
-  };
-  Given receive(int block, size_t by, Range r) {
-    std::vector<uint64_t> at(clusters_);
-    for (size_t h = 0; h < clusters_; ++h) {
-      if (h == g_) continue;
-      at[h] = b_.need_scratch(r.size() * wide(h));
-      for (size_t j = 0; j < b_.clusters.size(h); ++j) {
-        const Range x = intersect(r, piece(h, j, block, by));
-        if (x.empty()) continue;
-        b_.recv(b_.at(h, j), ext(block, x), Builder::scratch(at[h] + (x.begin - r.begin) * wide(h), sends_partials(h)));
-        if (acknowledged(h)) b_.send_token(b_.at(h, j), ext(block, x), token_out_);
-      }
-    }
-    Given out;
-    for (size_t h = 0; h < clusters_; ++h) {
-      if (h != g_) out.spans.push_back(b_.contribution(h, Builder::scratch(at[h], sends_partials(h))));
-      else
-        for (const Span &s : raw(block, r.begin)) out.spans.push_back(s);
-      out.ends.push_back(static_cast<uint32_t>(out.spans.size()));
-    }
-    return out;
   }
 
   // All that comes is received first: so the answers to a rank are before the results for it.
@@ -181,11 +167,8 @@ class PassedSums {
     };
     std::vector<Sum> sums;
     b_.stage("finish", 2);
-    for (int d = 0; d < b_.world; ++d) {
-      const Range r = domains_[cluster_of(d)][g_];
-      const Range mine = d == b_.rank ? r : cluster_of(d) == g_ ? Range{} : piece(g_, b_.position, d, g_);
-      if (!mine.empty()) sums.push_back({d, mine, receive(d, g_, mine)});
-    }
+    for (int d = 0; d < b_.world; ++d)
+      if (const Range mine = summed(d); !mine.empty()) sums.push_back({d, mine, receive(d, mine, raw(d, mine.begin))});
     for (const Sum &s : sums) {
       const bool result = s.block == b_.rank;
       const Span to = result ? Builder::output(0, s.range.begin) : Builder::scratch(b_.need_scratch(s.range.size()));
@@ -195,17 +178,14 @@ class PassedSums {
     if (shared_) b_.post(kReduced);
   }
 
-  Builder &b_;
-  const size_t g_, clusters_;
   const bool shared_;
-  std::vector<std::vector<Range>> domains_;  // by the cluster whose block it is
-  Span token_out_, token_in_;
+  Span token_in_;
 };
 
 }  // namespace
 
 bool plan_passed_reduce_scatter(Builder &b) {
-  if (b.varying || b.scaled || b.libraries() || b.others < 2 || b.request.bytes <= b.request.small_bytes) return false;
+  if (b.varying || b.scaled || b.others < 2 || b.request.bytes <= b.request.small_bytes) return false;
   std::vector<double> ranks, rates;
   for (size_t g = 0; g <= b.others; ++g) {
     ranks.push_back(static_cast<double>(b.clusters.size(g)));
@@ -213,9 +193,12 @@ bool plan_passed_reduce_scatter(Builder &b) {
   }
   const Passing passing = scatter_passing(ranks, rates);
   if (passing.relays.empty()) return false;
-  b.choose_chunk(static_cast<uint64_t>(b.world));
+  const auto world = static_cast<uint64_t>(b.world);
+  if (b.libraries()) b.choose_island_chunk(share_of_sums(b), world);
+  else b.choose_chunk(world);
   if (b.reuses() && b.plan.slots < kPassedSlots) return false;
-  PassedSums(b, passing).plan();
+  if (b.library) plan_island_passed_sums(b, passing);
+  else PassedSums(b, passing).plan();
   return true;
 }
 

@@ -115,7 +115,7 @@ void plan_all_reduce(Builder &b) {
   }
   b.libraries() ? b.choose_island_chunk() : b.choose_chunk(1);
   const auto domains = domains_of(b);
-  const auto piece = [&](size_t h, size_t j, size_t domain) { return share_of(b, domains, h, j, domain); };
+  const auto piece = [&](size_t h, size_t j, size_t domain) { return sum_share_of(b, domains, h, j, domain); };
   const size_t g = b.cluster, clusters = b.others + 1;
   const Skews skew = skews_of(b);
   const bool shared = b.count > 1;
@@ -301,8 +301,8 @@ void plan_reduce_scatter(Builder &b) {
   const auto world = static_cast<size_t>(b.world);
   if (b.shared_slots) return plan_shared_reduce_scatter(b);
   if (b.across_hosts && b.request.collective == Collective::ReduceScatter) return plan_hosts_reduce_scatter(b);
-  if (b.library) return plan_island_reduce_scatter(b);
   if (plan_passed_reduce_scatter(b)) return;
+  if (b.library) return plan_island_reduce_scatter(b);
   b.libraries() ? b.choose_island_chunk({world - 1, 1}) : b.choose_chunk(world - 1);
   const size_t g = b.cluster, clusters = b.others + 1;
   const bool shared = b.count > 1;

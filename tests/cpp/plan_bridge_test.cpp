@@ -17,17 +17,19 @@ namespace {
 constexpr double kMost = 1.03;  // of the bound
 constexpr uint64_t kBytes = 64 << 20;
 
-// Islands with so many ranks each, and bridges of so many bytes a second.
+// Islands with so many ranks each, and bridges of so many bytes a second. A library serves those of several ranks that `served` has.
 struct Fleet {
   std::vector<int> ranks;
   std::vector<double> bridges;
+  std::vector<bool> served = {};
   size_t islands() const { return ranks.size(); }
   double world() const { return std::accumulate(ranks.begin(), ranks.end(), 0.0); }
   double sum() const { return std::accumulate(bridges.begin(), bridges.end(), 0.0); }
   std::string text() const {
     std::string out;
     for (size_t i = 0; i < islands(); ++i)
-      out += (i ? ":" : "") + std::to_string(ranks[i]) + " at " + std::to_string(bridges[i] / 1e6);
+      out += (i ? ":" : "") + std::to_string(ranks[i]) + (i < served.size() && served[i] ? " served at " : " at ") +
+             std::to_string(bridges[i] / 1e6);
     return out;
   }
 };
@@ -85,6 +87,10 @@ topology::Topology world_with(const Fleet &f) {
       info.island = info.host = info.hostname = std::string(1, static_cast<char>('a' + i));
       info.rates.values.fill(1e13);
       info.rates[topology::Rate::Tcp] = f.bridges[i] / f.ranks[i];
+      if (i < f.served.size() && f.served[i]) {
+        info.ccl = "library";
+        info.ccl_table = prover::whole_table();
+      }
       ranks.push_back(info);
     }
   auto t = topology::make_topology(ranks, topology::Bridge::Tcp);
@@ -119,6 +125,13 @@ Fleet drawn(std::mt19937 &random, int most_ranks) {
   return f;
 }
 
+// The same, where libraries serve three islands of four.
+Fleet drawn_with_libraries(std::mt19937 &random, int most_ranks) {
+  Fleet f = drawn(random, most_ranks);
+  for (size_t i = 0; i < f.islands(); ++i) f.served.push_back(std::uniform_int_distribution<int>(0, 3)(random) > 0);
+  return f;
+}
+
 class BridgeTime : public testing::TestWithParam<Collective> {
  protected:
   double worst = 0;  // of what the test allows, for the report
@@ -150,6 +163,21 @@ TEST_P(BridgeTime, IsNearTheLeastOfIslandsOfVeryUnlikeNumbersOfRanks) {
   expect_near_the_bound({{8, 2, 1}, {100e6, 100e6, 100e6}});
   expect_near_the_bound({{8, 2, 1}, {50e6, 200e6, 400e6}});
   expect_near_the_bound({{8, 2, 1}, {800e6, 200e6, 100e6}});
+}
+
+TEST_P(BridgeTime, IsNearTheLeastForIslandsWithLibrariesAlsoWhereTheyAreUnlike) {
+  std::mt19937 random(22);
+  for (int i = 0; i < 300; ++i) expect_near_the_bound(drawn_with_libraries(random, 4));
+}
+
+TEST_P(BridgeTime, IsNearTheLeastOfIslandsWithLibrariesOfVeryUnlikeNumbersOfRanks) {
+  const std::vector<bool> all{true, true, true};
+  expect_near_the_bound({{4, 2, 1}, {100e6, 100e6, 100e6}, all});
+  expect_near_the_bound({{8, 2, 1}, {100e6, 100e6, 100e6}, all});
+  expect_near_the_bound({{8, 2, 1}, {50e6, 200e6, 400e6}, all});
+  expect_near_the_bound({{8, 2, 1}, {800e6, 200e6, 100e6}, all});
+  expect_near_the_bound({{3, 2}, {100e6, 100e6}, all});
+  expect_near_the_bound({{8, 3}, {400e6, 50e6}, all});
 }
 
 TEST_P(BridgeTime, IsNearTheLeastOfTheBenchmarksFleets) {

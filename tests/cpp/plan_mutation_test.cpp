@@ -135,6 +135,32 @@ TEST(Mutation, WithoutAnyOneOfItsStepsAnIslandsPlanIsRefused) {
     }
 }
 
+// Islands that pass blocks on and make sums for the largest one, and whose libraries sum domain by domain.
+TEST(Mutation, WithoutAnyOneOfItsStepsAPlanOfUnlikeIslandsIsRefused) {
+  size_t dropped = 0;
+  for (const char *islands : {"AAAABBc", "BBaaaac"})
+    for (const Collective c : {Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter}) {
+      const Operation op = island_operation(c == Collective::AllReduce ? 9'004 : 3'004, c);
+      const auto t = world_of(islands);
+      for (int rank = 0; rank < t.size(); ++rank) {
+        const auto p = plan::plan_collective(t, rank, op.request);
+        if (p->device.empty()) continue;
+        EXPECT_GT(p->chunks, p->slots + 3) << "slots must be used again for this to say something";
+        for (size_t i = 0; i < p->steps.size(); ++i) {
+          if (!runs(*p, p->steps[i])) continue;
+          ++dropped;
+          EXPECT_FALSE(prove_twice(t, op,
+                                   [&](int r, Plan &q) {
+                                     if (r == rank) drop(q.steps[i]);
+                                   })
+                           .ok)
+              << islands << " " << collective_name(c) << ", rank " << rank << ", step " << i;
+        }
+      }
+    }
+  EXPECT_GT(dropped, 500u);
+}
+
 // Ranks whose memory only their device can touch.
 TEST(Mutation, WithoutAnyOneOfTheStepsThatStageItAPlanIsRefused) {
   for (const char *islands : {"na", "no", "nno", "n"})

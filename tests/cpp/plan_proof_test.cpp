@@ -885,8 +885,9 @@ TEST(Proof, BlocksThatOtherIslandsPassOnAndSumsThatTheyMakeHold) {
     const char *islands;
     std::vector<double> weights() const { return {w[0], w[1], w[2], w[3]}; }
     double w[4];
-  } kWorlds[] = {
-      {"aaaaaaaabbcd", {1, 1, 1, 1}}, {"aaabbcd", {1, 4, 8, 2}}, {"baaacaaad", {2, 1, 1, 3}}, {"nnnnnoopq", {1, 1, 2, 1}}};
+  } kWorlds[] = {{"aaaaaaaabbcd", {1, 1, 1, 1}}, {"aaabbcd", {1, 4, 8, 2}},    {"baaacaaad", {2, 1, 1, 3}},
+                 {"nnnnnoopq", {1, 1, 2, 1}},    {"AAAAAABBcd", {1, 1, 1, 1}}, {"AAABBcd", {1, 4, 8, 2}},
+                 {"aaaaBBCCC", {1, 3, 2, 0}},    {"NNNNNOOpq", {1, 1, 2, 1}},  {"bNNNcNNNd", {2, 1, 1, 3}}};
   int combination = 0;
   for (const auto &w : kWorlds) {
     auto t = world_of(w.islands);

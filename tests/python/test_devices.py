@@ -170,6 +170,52 @@ def test_four_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
     assert {tuple(groups) for _, groups in results} == {("nccl", "oneccl", "rccl", "hccl")}
 
 
+def test_over_tcp_islands_of_unlike_numbers_of_ranks_share_what_crosses() -> None:
+    """Four, two and one rank behind equal bridges: no bridge carries what it would if each block went straight to all.
+
+    n are the bytes of all blocks. The rank that is alone gets 6/7 n of an all_gather, and no island needs to carry more.
+    The island of four would send 2 * 4/7 n, and get as much of a reduce_scatter. Each link carries the bytes that the plan
+    says, and the frames' headers.
+    """
+    block = 300_000
+    fleet, islands = "nvidia:4,amd:2,ascend:1", ([0, 1, 2, 3], [4, 5], [6])
+
+    def body(comm: isthmus.Comm) -> Any:
+        def carried() -> tuple[int, int]:
+            links = comm.topology()["links"]
+            return sum(x.get("bytes_sent", 0) for x in links), sum(x.get("bytes_received", 0) for x in links)
+
+        where, own = mine(comm), slice(comm.rank * block, (comm.rank + 1) * block)
+        every = (np.arange(block * comm.size) % 61).astype(np.float32)
+        total = comm.size * every + sum(range(comm.size))
+        calls: dict[str, tuple[int, Callable[[], Any], Any]] = {
+            "all_gather": (block, lambda: where.all_gather(every[own]), every),
+            "reduce_scatter": (block, lambda: where.reduce_scatter(every + comm.rank), total[own]),
+            "all_reduce": (every.size, lambda: where.all_reduce(every + comm.rank), total),
+        }
+        done = {}
+        for what, (count, call, right) in calls.items():
+            comm.barrier()
+            before = carried()
+            result = np.asarray(call()).reshape(-1)
+            comm.barrier()
+            stated = comm.explain(what, nbytes=4 * count).data["link_bytes"]
+            done[what] = (bool((result == right).all()), stated, *(b - a for a, b in zip(before, carried(), strict=True)))
+        return done
+
+    ranks = run_fleet(fleet, body, bridge="tcp", timeout=240)
+    n = 4 * block * len(ranks)
+    for what, most in {"all_gather": 0.87, "reduce_scatter": 0.87, "all_reduce": 1.36}.items():
+        for right, stated, sent, _ in (rank[what] for rank in ranks):
+            assert right, what
+            assert stated <= sent < 1.01 * stated + 64 * 1024, what
+        for island in islands:
+            for way in (2, 3):
+                loads = [ranks[r][what][way] for r in island]
+                assert sum(loads) < most * n, f"{what}: {loads}"
+                assert max(loads) < 1.06 * min(loads), f"{what}: {loads} are not equal parts"
+
+
 @pytest.mark.computes
 def test_devices_whose_streams_cannot_wait_are_served_too() -> None:
     """A driver without the memory operations of streams: calls then block until their exchange is over."""

@@ -219,7 +219,7 @@ uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology 
     case Collective::Broadcast: return (k - 1) * n;
     case Collective::
         ReduceScatter:  // every group's contribution to what others finish, and the results that groups finish for others
-      if (topology::has_libraries(t)) break;
+      if (meets_on_hosts(t, op)) break;
       for (size_t g = 0; g < k; ++g) {
         const uint64_t own = t.islands[g].ranks.size() * n;
         sum += (t.ranks.size() * n - finished[g]) * factor(g) + (finished[g] > own ? finished[g] - own : 0);

@@ -888,9 +888,9 @@ class Run {
   // grants at the least.
   uint64_t credit(size_t o, const Plan &p) const {
     const plan::Collective c = operations_[o].request.collective;
-    const bool many =
-        (c == plan::Collective::AllGather || c == plan::Collective::ReduceScatter) && !topology::has_libraries(planned_[o]);
-    const uint64_t granted = (topology::has_devices(topology_) ? 256 : 64) * operations_[o].request.chunk_bytes;
+    const bool many = c == plan::Collective::AllGather || c == plan::Collective::ReduceScatter;
+    const bool wide = topology::has_devices(topology_) || topology::has_libraries(topology_);
+    const uint64_t granted = (wide ? 256 : 64) * operations_[o].request.chunk_bytes;
     return std::max(options_.credit_chunks * p.chunk * ratio(o), many ? granted : 0);
   }
 
