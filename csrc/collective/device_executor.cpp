@@ -83,11 +83,12 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   for (uint32_t k = 0; k < op.run.bounce.input_pieces; ++k) piece(op, k, work_->input);
   if (op.run.lent_input) copy_blocks(stream, work_->input, op.call.input_there, o.input_displ, o.input_bytes);
   const uint32_t chunks = plan::chunks_of(p, op.operands());
+  const bool apart = early_.stands_beside(op, chunks);
   // Since the second stream was last held behind the first. What comes early is not held behind it.
-  bool first_went_on = !early_.come(op, chunks);
+  bool first_went_on = !early_.come(op);
   early_.forget();
   for (plan::Cursor at(p.device, p.steps, chunks); !at.done();) {
-    const bool beside = at.stage().beside && work_->beside && chunks > 1;  // a single chunk has nothing to run beside
+    const bool beside = at.stage().beside && apart;
     if (at.begins_stage()) {
       if (beside && first_went_on) ties.fork(stream, *work_->beside);
       first_went_on = !beside;
@@ -106,7 +107,7 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   if (op.run.lent_output) copy_blocks(stream, op.call.output_there, work_->output, o.output_displ, o.output_bytes);
   if (op.call.order_later) op.run.end_mark = work_->marks.mark(*work_->runtime, stream);
   else if (op.call.on_stream) ties.user_behind(stream);
-  early_.given(op, chunks);
+  early_.given(op);
   work_->signals.end(op.sequence, stream);  // last: this signal ends the operation, so nothing may fail behind the signal
 }
 

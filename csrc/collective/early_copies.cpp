@@ -6,8 +6,13 @@ namespace isthmus::collective {
 
 // Both operations must post kStaged on the second stream: a host list would take what a later operation posts for its own, where its own came from
 // the first stream. Memory that stands for the user's is filled and emptied on the first stream.
-bool EarlyCopies::may(const Operation &op, uint32_t chunks) const noexcept {
-  return op.plan->comes_early && work_.beside && chunks > 1 && !op.run.bounce && !op.run.lent_input && !op.run.lent_output;
+bool EarlyCopies::may(const Operation &op) const noexcept {
+  return op.plan->comes_early && beside_ && !op.run.bounce && !op.run.lent_input && !op.run.lent_output;
+}
+
+bool EarlyCopies::stands_beside(const Operation &op, uint32_t chunks) noexcept {
+  const bool in_flight = given_ != 0 && given_ + 1 == op.sequence && !work_.signals.ended(given_);
+  return beside_ = work_.beside && (chunks > 1 || (op.plan->comes_early && in_flight));
 }
 
 EarlyCopies::Memories EarlyCopies::memories_of(const Operation &op) const noexcept {
@@ -18,8 +23,8 @@ EarlyCopies::Memories EarlyCopies::memories_of(const Operation &op) const noexce
           part(op.run.scratch, std::max<uint64_t>(p.slots, 1) * p.scratch_stride)};
 }
 
-bool EarlyCopies::come(const Operation &op, uint32_t chunks) {
-  if (!may(op, chunks) || last_.sequence == 0 || last_.sequence + 1 != op.sequence) return false;
+bool EarlyCopies::come(const Operation &op) {
+  if (!may(op) || last_.sequence == 0 || last_.sequence + 1 != op.sequence) return false;
   const Memories mine = memories_of(op), &before = last_.memories;
   if (mine.input.meets(before.output) || mine.output.meets(before.output) || mine.slots.meets(before.slots) ||
       mine.scratch.meets(before.scratch))
@@ -29,8 +34,9 @@ bool EarlyCopies::come(const Operation &op, uint32_t chunks) {
   return true;
 }
 
-void EarlyCopies::given(const Operation &op, uint32_t chunks) noexcept {
-  if (!may(op, chunks)) return forget();
+void EarlyCopies::given(const Operation &op) noexcept {
+  given_ = op.sequence;
+  if (!may(op)) return forget();
   last_.sequence = op.sequence;
   last_.memories = memories_of(op);
 }

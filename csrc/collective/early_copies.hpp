@@ -6,6 +6,9 @@
 //
 // go(N) opens when all ranks have ended the operations before N. One of these had the slots of N+1 before.
 //
+// An operation of one chunk has nothing to run beside but its neighbours. It stands on both streams where the one before has not ended, and then the
+// next one may come early behind it; where nothing is in flight it stands on the first stream alone, without the events between the two.
+//
 // Thread rules: the thread that submits.
 #pragma once
 
@@ -20,10 +23,12 @@ class EarlyCopies {
  public:
   explicit EarlyCopies(QueuedWork &work) noexcept : work_(work) {}
 
+  // Whether the stages of `op` that say so stand on the second stream. Asked once, before its list is given.
+  bool stands_beside(const Operation &op, uint32_t chunks) noexcept;
   // Whether `op`, of which nothing was given to our streams but what stands before its list, comes early. If so, the second stream waits now.
-  bool come(const Operation &op, uint32_t chunks);
-  void given(const Operation &op, uint32_t chunks) noexcept;  // all of the list of `op` was given
-  void forget() noexcept { last_.sequence = 0; }              // until the next operation was given, none comes early
+  bool come(const Operation &op);
+  void given(const Operation &op) noexcept;       // all of the list of `op` was given
+  void forget() noexcept { last_.sequence = 0; }  // until the next operation was given, none comes early
 
  private:
   struct MemoryPart {
@@ -33,10 +38,12 @@ class EarlyCopies {
   struct Memories {
     MemoryPart input, output, slots, scratch;
   };
-  bool may(const Operation &op, uint32_t chunks) const noexcept;
+  bool may(const Operation &op) const noexcept;
   Memories memories_of(const Operation &op) const noexcept;
 
   QueuedWork &work_;
+  bool beside_ = false;  // of the operation that is being given
+  uint64_t given_ = 0;   // the sequence of the last one that was given, whether one may come early behind it or not
   struct {
     uint64_t sequence = 0;  // 0: nothing comes early behind it
     Memories memories;
