@@ -9,6 +9,9 @@
 //     closes the old connection
 //     what had not come                        <----->   what had not come
 //
+// A process that dies while its control connection is silent cannot say so by that. Its kernel refuses where the process listened, at the
+// addresses by which its data streams had reached this one (absence.hpp). Both sides ask, as long as the connection is silent.
+//
 // Who ends a connection has ended, so a connection that ends is never carried over: only silence is. The handshake shows that the process at
 // the other address lives and is the same one. The old connection stays open, unread, until the peer has taken the new one, since its end
 // would mean that this process has ended. Where no address answers, the silent connection fails in the time of 100 heartbeats, as any does.
@@ -52,7 +55,7 @@ bool Mesh::to_carry_over(const Peer &peer) const noexcept {
   if (!dials(peer) || peer.lost.load(std::memory_order_acquire)) return false;
   const Peer::State &p = *peer.state_;
   const Lock lock(p.mutex);
-  return p.movable && !p.next && (p.control ? p.silent() : p.held);
+  return !p.next && p.unheard();
 }
 
 void Mesh::carry_over(Peer &peer, const Bytes16 &key, Deadline deadline) {
@@ -112,6 +115,27 @@ bool Peer::State::drop_held(int epoll) {
 bool Peer::State::held_too_long(int64_t heartbeat_ns) const {
   const Lock lock(mutex);
   return held && now_ns() - held_since > kHeldBeats * heartbeat_ns;
+}
+
+// ---- both sides, on the control thread -------------------------------------------------------------------------------------------------
+
+void Mesh::State::give_up_unheard(Peer &peer) {
+  Peer::State &p = *peer.state_;
+  if (p.held_too_long(heartbeat_ns))
+    lose(peer, formatted("{} is unreachable: its control connection fell silent, and it took no other one",
+                         process_text(peer.endpoint)));
+  bool absent = false;
+  {
+    const Lock lock(mutex);
+    Absence &absence = peers[peer.index].absence;
+    const Lock peer_lock(p.mutex);
+    if (p.unheard()) absent = absence.look(now_ns());
+    else absence.forget();
+  }
+  if (!absent) return;
+  on_readable(peer);  // what it has said may have come after all
+  if (!losses.has_ended(peer))
+    lose(peer, formatted("{} refuses connections where it listened; it has probably ended", process_text(peer.endpoint)));
 }
 
 // ---- the other side, on the control thread ---------------------------------------------------------------------------------------------

@@ -16,6 +16,25 @@ namespace {
 
 constexpr int64_t kProbeNs = 500'000'000;  // how often the waiting side looks whether the dialer is still there
 
+// Those that came before the peer's greeting, when its token was not known.
+void drop_strangers(const Peer &peer, DataArrivals &arrivals) {
+  for (size_t i = 0; i < arrivals.fds.size(); ++i)
+    if (arrivals.fds[i] && arrivals.tokens[i] != peer.token) {
+      arrivals.fds[i].reset();
+      refuse_stranger();
+    }
+}
+
+// Where the peer listens, of the addresses by which its data streams reach this process.
+void note_reached(const Peer &peer, Absence &absence) {
+  for (const UniqueFd &fd : peer.data) try {
+      const net::Address other = net::remote_address(fd.get());
+      for (const net::Address &listens : addresses_of(peer.endpoint))
+        if (listens.same_host(other)) absence.add(listens);
+    } catch (const Error &) {  // the connection has ended already
+    }
+}
+
 }  // namespace
 
 Peer *Mesh::State::claim(Arrival &&a) {
@@ -77,15 +96,6 @@ Peer *Mesh::State::await_control(const Endpoint &e, Deadline deadline) {
   Arrival a = std::move(at->second);
   arrivals.erase(at);
   return claim(std::move(a));
-}
-
-// Those that came before the peer's greeting, when its token was not known.
-void Mesh::State::drop_strangers(const Peer &peer, DataArrivals &arrivals) {
-  for (size_t i = 0; i < arrivals.fds.size(); ++i)
-    if (arrivals.fds[i] && arrivals.tokens[i] != peer.token) {
-      arrivals.fds[i].reset();
-      refuse_stranger();
-    }
 }
 
 std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, Deadline deadline) {
@@ -166,6 +176,7 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
       peer->data = s.await_data(*peer, data_streams, deadline);
     }
     entry.has_data = true;
+    note_reached(*peer, entry.absence);
   }
   return *peer;
 }

@@ -23,7 +23,8 @@ Deadline at_most(Deadline deadline, double seconds) {
   return Deadline::at_ns(std::min(deadline.ns(), Deadline(seconds).ns()));
 }
 
-// Those of the endpoint's addresses that mean something here: the scope of a link-local one may be no interface of this host.
+}  // namespace
+
 std::vector<net::Address> addresses_of(const Endpoint &e) {
   std::vector<net::Address> out;
   for (const std::string &text : e.tcp) try {
@@ -33,8 +34,6 @@ std::vector<net::Address> addresses_of(const Endpoint &e) {
     }
   return out;
 }
-
-}  // namespace
 
 bool Dialer::gone(const Endpoint &e) const {
   UniqueFd fd;

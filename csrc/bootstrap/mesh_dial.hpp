@@ -42,6 +42,9 @@ struct StreamNumber {
   uint32_t generation = 0;  // the stream's first connection is 0
 };
 
+// Those of the endpoint's addresses that mean something here: the scope of a link-local one may be no interface of this host.
+std::vector<net::Address> addresses_of(const Endpoint &e);
+
 // Any thread, several at once. `self` and `arena` are this process's, and outlive the dialer.
 class Dialer {
  public:

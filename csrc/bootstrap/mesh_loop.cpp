@@ -61,9 +61,7 @@ void Mesh::State::run() noexcept {
       if (losses.silence.watched()) leave_out_the_silent();
       if (now_ns() >= tick) {
         for (uint32_t i = 0; Peer *peer = find(i); ++i) {
-          if (peer->state_->held_too_long(heartbeat_ns))
-            lose(*peer, formatted("{} is unreachable: its control connection fell silent, and it took no other one",
-                                  process_text(peer->endpoint)));
+          give_up_unheard(*peer);
           beat(*peer);
         }
         events.on_tick();

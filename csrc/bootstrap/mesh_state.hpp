@@ -13,6 +13,7 @@
 
 #include "base/lock.hpp"
 #include "base/log.hpp"
+#include "bootstrap/absence.hpp"
 #include "bootstrap/arena_offer.hpp"
 #include "bootstrap/control_epoll.hpp"
 #include "bootstrap/control_wire.hpp"
@@ -53,6 +54,7 @@ struct Peer::State {
   std::atomic<bool> surely{false};      // the peer has ended, and not only the way to it. Any thread asks
 
   bool silent() const ISTHMUS_REQUIRES(mutex);
+  bool unheard() const ISTHMUS_REQUIRES(mutex) { return movable && (control ? silent() : held); }
   // The rest is for the control thread, whose epoll it is.
   void put(UniqueFd fd, uint32_t index, int epoll, int64_t heartbeat_ns) ISTHMUS_REQUIRES(mutex);
   void take_next(const Peer &peer, int epoll, int64_t heartbeat_ns);
@@ -65,7 +67,8 @@ struct Known {
   std::unique_ptr<Peer> peer;
   PeerArena shared;  // mapped, while no connect() has asked for it yet
   bool has_data = false;
-  bool let_go = false;               // control thread only
+  bool let_go = false;  // control thread only
+  Absence absence{};
   std::vector<net::Address> ways{};  // where this process has dialled the data streams: the address of each
   bool unshared_logged = false;
 };
@@ -121,7 +124,6 @@ struct Mesh::State final : GreetingEvents {
   // ---- caller's threads (mesh_connect.cpp)
   Peer *claim(Arrival &&arrival) ISTHMUS_REQUIRES(mutex);
   Peer *await_control(const Endpoint &e, Deadline deadline) ISTHMUS_REQUIRES(mutex);
-  static void drop_strangers(const Peer &peer, DataArrivals &arrivals);
   std::vector<UniqueFd> await_data(Peer &peer, int streams, Deadline deadline) ISTHMUS_REQUIRES(mutex);
 
   // ---- control thread (mesh_loop.cpp)
@@ -143,6 +145,7 @@ struct Mesh::State final : GreetingEvents {
   void lose(Peer &peer, const std::string &why, Told told = Told::No);
   void end_earlier(const Peer &peer) ISTHMUS_REQUIRES(mutex);  // what this process was before it came again
   void beat(Peer &peer);
+  void give_up_unheard(Peer &peer);  // where its control connection is silent, and it has ended or takes no other one
   void leave_out_the_silent();
   void farewell() noexcept;
 };

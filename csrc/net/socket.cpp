@@ -122,6 +122,13 @@ Address local_address(int fd) {
   return {reinterpret_cast<const sockaddr *>(&s), n};
 }
 
+Address remote_address(int fd) {
+  sockaddr_storage s{};
+  socklen_t n = sizeof s;
+  if (::getpeername(fd, reinterpret_cast<sockaddr *>(&s), &n) != 0) fail_system("getpeername", errno);
+  return {reinterpret_cast<const sockaddr *>(&s), n};
+}
+
 void reset_when_closed(int fd) noexcept {
   const linger at_once{1, 0};
   ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);

@@ -21,6 +21,7 @@ std::string used_up_text(PortRange ports,
                          const Address &address);  // for an error: no port of the range is free at the address
 UniqueFd listen_unix(const std::string &name);     // abstract name without the leading NUL
 Address local_address(int fd);
+Address remote_address(int fd);  // throws Error(System) where the connection has ended
 
 // The connection fails (ETIMEDOUT) when sent bytes have not been acknowledged for so long: the other host is gone, or the way to the host.
 // A process that is merely stopped does not count, because its kernel acknowledges. Unix sockets have no such limit.

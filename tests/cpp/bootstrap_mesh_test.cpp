@@ -334,12 +334,12 @@ std::vector<int> connections_to(const Node &node) {
 
 // Two nodes, each with two addresses, whose connections a test lets fall silent: no packet comes in any more, and nobody is told.
 struct TwoWays {
-  explicit TwoWays(const std::string &more = "ISTHMUS_HEARTBEAT_MS=20")
+  explicit TwoWays(const std::string &more = "ISTHMUS_HEARTBEAT_MS=20", int streams = 0)
       : a(more + ";ISTHMUS_INTERFACE=127.0.0.1,::1"), b(more + ";ISTHMUS_INTERFACE=127.0.0.1,::1") {
     if (a.mesh->self().tcp.size() < 2) return;  // a host without IPv6
     a.mesh->add_key(kKey);
     b.mesh->add_key(kKey);
-    connect_as_hosts(a, b, of_a, of_b, false, 0);
+    connect_as_hosts(a, b, of_a, of_b, false, streams);
   }
   bool made() const { return of_a != nullptr; }
   // All connections that there are: nothing comes in by them any more.
@@ -414,6 +414,28 @@ TEST(Mesh, AProcessThatEndsIsNeverCarriedOverAndIsLostThoughItsLastConnectionIsS
   ASSERT_TRUE(eventually([&] { return dialer.mesh->to_carry_over(of_dialer); }));
   EXPECT_NE(error_of([&] { dialer.mesh->carry_over(of_dialer, kKey, Deadline(soon())); }).text, "");
   ASSERT_TRUE(eventually([&] { return dialer.events.lost().size() == 1; }));
+}
+
+// Of 100 ms each a hundred heartbeats are 10 s, and the text would say that it is unreachable.
+TEST(Mesh, AProcessThatEndsUnheardIsLostByEitherSideAsItsHostRefusesWhereItsStreamsHadReachedIt) {
+  for (const bool dialer_ends : {false, true}) {
+    TwoWays w("ISTHMUS_HEARTBEAT_MS=100", 2);
+    if (!w.made()) GTEST_SKIP() << "this host has one loopback address";
+    Node &ends = w.a_dials() == dialer_ends ? w.a : w.b, &other = &ends == &w.a ? w.b : w.a;
+    w.silence();
+    ends.mesh.reset();
+    ASSERT_TRUE(eventually([&] { return other.events.lost().size() == 1; }));
+    EXPECT_TRUE(contains(other.events.lost()[0], "refuses connections where it listened")) << other.events.lost()[0];
+  }
+}
+
+TEST(Mesh, ASilentProcessThatStillListensIsNotTakenForEnded) {
+  TwoWays w("ISTHMUS_HEARTBEAT_MS=10", 2);
+  if (!w.made()) GTEST_SKIP() << "this host has one loopback address";
+  w.silence();
+  ASSERT_TRUE(eventually([&] { return w.a.events.lost().size() == 1 && w.b.events.lost().size() == 1; }));
+  for (const Node *node : {&w.a, &w.b})
+    EXPECT_TRUE(contains(node->events.lost()[0], "is unreachable")) << node->events.lost()[0];
 }
 
 TEST(Mesh, AConnectionThatWouldTakeTheOldOnesPlaceShowsTheTokenAndIsNewer) {
