@@ -78,7 +78,7 @@ struct TcpLink::SocketStream {
 };
 
 TcpLink::TcpLink(std::vector<UniqueFd> sockets)
-    : several_(sockets.size() > 1), book_(sockets.size()), news_(sockets.size()) {
+    : several_(sockets.size() > 1), book_(sockets.size()), news_(sockets.size()), interfaces_(sockets.size()) {
   ISTHMUS_ASSERT(sockets.size() <= StreamBook::kMostStreams, "the book has a bit for each stream");
   for (auto &fd : sockets) {
     streams_.push_back(std::make_unique<SocketStream>(several_ ? &half_ : nullptr));
@@ -332,7 +332,7 @@ void TcpLink::look_for_silence() {
     const net::Answers a = net::answers(s->socket.get());
     asks = asks || a.unanswered != 0;
     silent[s->index] = s->silence.look(a, now);
-    if (silent[s->index] == 0 && s->silence.doubt() != 0 && net::interface_down(s->socket.get()))
+    if (silent[s->index] == 0 && s->silence.doubt() != 0 && interfaces_.down(s->socket.get(), now))
       silent[s->index] = s->silence.doubt();
   }
   for (auto &s : streams_) {

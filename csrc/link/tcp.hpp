@@ -28,6 +28,7 @@
 
 #include "base/handles.hpp"
 #include "link/frame.hpp"
+#include "link/interface_doubt.hpp"
 #include "link/stream_book.hpp"
 #include "link/stream_news.hpp"
 #include "link/stream_silence.hpp"
@@ -72,6 +73,7 @@ class TcpLink final : public Link {
   StreamBook book_;
   HalfPayloads half_;
   StreamNews news_;
+  InterfaceDoubt interfaces_;
   OutQueue ordered_, bulk_;
   std::atomic<uint64_t> bulk_bytes_{0};  // of bulk_, posted and not yet given to a stream
   std::atomic<bool> dead_{false};

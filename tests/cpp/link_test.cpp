@@ -1,6 +1,8 @@
 // What frame.hpp promises of a Link, on every link there is: within a process, through shared memory, over one socket and several, and by UCX
 // over its TCP and its shared memory.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <ifaddrs.h>
 #include <linux/filter.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -21,6 +23,13 @@
 #include "link/ucx.hpp"
 #include "net/socket.hpp"
 #include "patience.hpp"
+
+static std::atomic<int> asked_for_interfaces{0};
+extern "C" int getifaddrs(ifaddrs **out) noexcept {  // in the place of libc's
+  ++asked_for_interfaces;
+  static const auto real = reinterpret_cast<int (*)(ifaddrs **)>(::dlsym(RTLD_NEXT, "getifaddrs"));
+  return real(out);
+}
 
 namespace isthmus::link {
 namespace {
@@ -1207,6 +1216,20 @@ TEST(TcpLink, TheLastStreamIsNeverTakenForSilent) {
   ASSERT_TRUE(c.eventually([&] { return net::answers(c.fds[0][1]).repeated >= 3; }));
   EXPECT_TRUE(c.report(0, 1).connected);
   EXPECT_FALSE(c.link(0).broken());
+}
+
+TEST(TcpLink, WhetherAnInterfaceIsDownIsAskedAtMostOnceIn50MillisecondsHoweverLongAStreamIsSilent) {
+  SilentCables c;
+  Letters letters = mixed(0, 20);
+  for (Letter &l : letters) c.ends->here().post(l);
+  c.cut(0);
+  ASSERT_TRUE(c.eventually([&] { return c.inbox.order.size() >= 3; }));
+  const int64_t begin = now_ns();
+  const int before = asked_for_interfaces;
+  c.silence(1);
+  ASSERT_TRUE(c.eventually([&] { return asked_for_interfaces >= before + 6; }));
+  // Both ends may ask at once, and then each 50 ms.
+  EXPECT_LE(asked_for_interfaces - before, 2 * (1 + (now_ns() - begin) / 50'000'000));
 }
 
 TEST(TcpLink, APeerThatCountsWronglyIsRefused) {
