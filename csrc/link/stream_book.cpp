@@ -81,7 +81,7 @@ bool StreamBook::takes_bulk(size_t s, uint64_t bytes, uint64_t waiting, int64_t 
 }
 
 OwedPiece &StreamBook::give(size_t s, const OwedPiece &piece, int64_t now_ns) noexcept {
-  if (!is_copied(piece.header)) ledgers_[s].pace.give(piece.header.bytes, now_ns);
+  if (!is_quiet(piece.header)) ledgers_[s].pace.give(piece.header.bytes, now_ns);
   return ledgers_[s].owed.push(piece);
 }
 
@@ -117,7 +117,7 @@ bool StreamBook::received(size_t s, const FrameHeader &h) noexcept {
   if (!up(s)) return false;
   ++l.had;
   l.quiet_bytes += h.bytes;
-  l.prompt = l.prompt || !is_copied(h);
+  l.prompt = l.prompt || !is_quiet(h);
   return true;
 }
 

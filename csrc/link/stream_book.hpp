@@ -19,8 +19,9 @@
 // the last connection that has ended, and of the last one before it by which anything had come. By those between them nothing had come, nor
 // by those behind them up to a third number. So the other end finds its own connection there, whatever attempts have failed meanwhile.
 //
-// A stream is up where it is connected, and this end knows what of its older connections had come (`settled`). The pieces of a large frame may
-// go by any stream. Small frames keep their order: they go by one stream, the leader, until it is lost. Then they wait until it is settled.
+// A stream is up where it is connected, and this end knows what of its older connections had come (`settled`). A large frame's pieces may go
+// by any stream. Small frames keep their order: they go by one stream, the leader, until it is lost. Then they wait until it is settled. Data
+// has its place, whenever it comes, so a frame of it is large from kOrderedData on, and any other frame from kCopied on.
 //
 // Pieces of large frames are spread by the rates at which the streams' pieces are confirmed: a stream takes a piece where it would be through
 // with it no later than all streams together with all that waits, or where no other stream would be through with it sooner. So a slow stream
@@ -56,13 +57,18 @@ constexpr bool is_note(const FrameHeader &h) noexcept {
          (static_cast<uint8_t>(h.kind) == kNoteGot || static_cast<uint8_t>(h.kind) == kNoteLost);
 }
 
+inline constexpr uint64_t kCopied = 64 * 1024, kOrderedData = 16 * 1024;  // bytes of the whole, at most
+constexpr bool is_data(const FrameHeader &h) noexcept {
+  return h.kind == FrameKind::PlanData || h.kind == FrameKind::MessageData;
+}
+constexpr bool any_order(const FrameHeader &h) noexcept { return is_data(h) && h.total > kOrderedData; }
+// These frames are copied, their senders are free at once, and they are confirmed at leisure. The others are confirmed at once, since somebody
+// may wait.
+constexpr bool is_quiet(const FrameHeader &h) noexcept { return is_bare(h.kind) || (h.total <= kCopied && !any_order(h)); }
+
 class StreamBook {
  public:
   static constexpr size_t kMostStreams = 16;
-  // Frames of so many bytes in all are copied, and their senders are free at once. The others are confirmed at once, since somebody waits.
-  static constexpr uint64_t kCopied = 64 * 1024;
-  static constexpr bool is_copied(const FrameHeader &h) noexcept { return is_bare(h.kind) || h.total <= kCopied; }
-
   explicit StreamBook(size_t streams);
   bool connected(size_t s) const noexcept { return ledgers_[s].connected; }
   bool up(size_t s) const noexcept { return ledgers_[s].connected && ledgers_[s].settled; }
@@ -76,6 +82,11 @@ class StreamBook {
   bool takes_ordered(size_t s) noexcept;
   // A copy for a frame that keeps its order; null: there is no room until the other end confirms. `copied` is for OwedPiece.
   const std::byte *copy(const std::byte *from, uint32_t bytes, uint32_t &copied) noexcept;
+  // Whether the next piece of a large frame, which this stream takes, may be a copy as well: only where small frames have room left, and where
+  // frames keep their order, since copies are freed in it.
+  bool may_copy(size_t s, const FrameHeader &h) noexcept {
+    return h.total <= kCopied && copies_used_ - copies_freed_ <= kCopies / 2 && takes_ordered(s);
+  }
   // Whether a piece of a large frame, of so many bytes, is to go by this stream, which has_room(). `waiting`: bytes of large frames that no
   // stream has taken, with this piece.
   bool takes_bulk(size_t s, uint64_t bytes, uint64_t waiting, int64_t now_ns) const noexcept;
@@ -182,7 +193,7 @@ bool StreamBook::confirm(Ledger &l, uint64_t count, int64_t now_ns, Done done) {
   for (; l.confirmed < count; ++l.confirmed) {
     const OwedPiece p = l.owed.pop();
     copies_freed_ += p.copied;
-    if (!is_copied(p.header)) l.pace.confirm(p.header.bytes, now_ns);
+    if (!is_quiet(p.header)) l.pace.confirm(p.header.bytes, now_ns);
     if (p.out) done(p);
   }
   return true;

@@ -15,7 +15,7 @@
 namespace isthmus::link {
 namespace {
 
-constexpr uint64_t kBulk = 64 * 1024;    // bytes; larger payloads may go by any stream
+constexpr uint64_t kBulk = 64 * 1024;    // bytes; of one stream: larger data lets smaller frames go first
 constexpr uint32_t kPiece = 512 * 1024;  // bytes of a bulk payload; the header's 64 are noise beside them
 constexpr size_t kBurst =
     2 * 1024 * 1024;  // bytes of one stream and direction in one progress(), so both directions get their time
@@ -99,8 +99,7 @@ TcpLink::~TcpLink() {
 void TcpLink::post(Outgoing &out) noexcept {
   out.cut = 0;
   out.pieces = 0;
-  const bool bulk =
-      out.header.total > kBulk && (out.header.kind == FrameKind::PlanData || out.header.kind == FrameKind::MessageData);
+  const bool bulk = several_ ? any_order(out.header) : is_data(out.header) && out.header.total > kBulk;
   if (bulk) bulk_bytes_.fetch_add(out.header.total, std::memory_order_relaxed);
   (bulk ? bulk_ : ordered_).push(out);
 }
@@ -147,7 +146,9 @@ bool TcpLink::next_piece(SocketStream &s) {
     const uint64_t waiting = bulk_bytes_.load(std::memory_order_relaxed);
     if (!book_.takes_bulk(s.index, h.bytes, std::max<uint64_t>(waiting, h.bytes), now)) return false;
   }
-  const bool copied = several_ && StreamBook::is_copied(h);
+  // Where a copy is to be had the sender need not wait until the data has come.
+  if (several_ && !ordered) piece.ordered = book_.may_copy(s.index, h);
+  const bool copied = several_ && (is_quiet(h) || (!ordered && piece.ordered));
   if (copied) {
     piece.data = book_.copy(piece.data, h.bytes, piece.copied);
     if (h.bytes != 0 && !piece.data) return false;

@@ -1,7 +1,7 @@
 // The TCP link: one stream between two processes, or several.
 //
-// Small frames keep their order on one stream. The payload of a large frame is cut into pieces. Each stream takes the next piece when its
-// socket accepts one, as far as its measured rate allows (link/stream_book.hpp). Payloads go from and to the caller's memory.
+// Small frames keep their order on one stream. The payload of a large frame is cut into pieces; with several streams data is large from 16 KiB
+// on. Each stream takes the next piece when its socket accepts one, as far as its measured rate allows (link/stream_book.hpp). Payloads go from and to the caller's memory.
 // Only headers and small payloads pass a buffer.
 //
 //   sending process                                     receiving process

@@ -905,13 +905,15 @@ TEST(TcpLink, WhoSleepsInsideAPayloadHearsThatThePeerHasGone) {
 // Ends of several streams, whose sockets a test may cut.
 template <int Streams>
 struct Cables {
-  Cables()
-      : Cables([] {
-          std::vector<std::array<UniqueFd, 2>> made;
-          for (int i = 0; i < Streams; ++i) made.push_back(connected());
-          return made;
-        }()) {}
-  explicit Cables(std::vector<std::array<UniqueFd, 2>> made, int bytes = 64 * 1024) {
+  explicit Cables(int bytes = 64 * 1024)
+      : Cables(
+            [] {
+              std::vector<std::array<UniqueFd, 2>> made;
+              for (int i = 0; i < Streams; ++i) made.push_back(connected());
+              return made;
+            }(),
+            bytes) {}
+  Cables(std::vector<std::array<UniqueFd, 2>> made, int bytes) {
     std::vector<UniqueFd> sides[2];
     for (int i = 0; i < Streams; ++i) {
       auto &pair = made[static_cast<size_t>(i)];
@@ -1001,6 +1003,33 @@ TEST(TcpLink, WhicheverStreamsAreLostAllComesOnceByTheOthersAndInOrder) {
         for (int s = 0; s < 4; ++s) EXPECT_EQ(report[static_cast<size_t>(s)].connected, s == (first + 3) % 4);
       }
     }
+}
+
+TEST(TcpLink, FramesOfDataGoByEveryStreamAlsoWhereEachIsOf20KiB) {
+  Cables<2> c;
+  Letters letters;
+  for (uint64_t i = 0; i < 40; ++i) letters.emplace_back(i % 2 ? FrameKind::PlanData : FrameKind::MessageData, i, 20'000);
+  for (Letter &l : letters) c.ends->here().post(l);
+  while (drive(*c.ends->links[0], c.back)) {}
+  for (int stream : {0, 1}) {
+    int there = 0;
+    ASSERT_EQ(::ioctl(c.fds[1][stream], FIONREAD, &there), 0);
+    EXPECT_GT(there, 20'000) << "by stream " << stream;
+  }
+  ASSERT_TRUE(c.eventually([&] { return c.inbox.has(letters) && over(letters); }));
+  for (const Letter &l : letters) expect_whole(c.inbox, l);
+}
+
+TEST(TcpLink, ASingleFrameOf64KiBIsItsSendersAgainBeforeItHasCome) {
+  Cables<2> c(256 * 1024);
+  Letters letters;
+  letters.emplace_back(FrameKind::PlanData, 1, 64 * 1024);
+  c.ends->here().post(letters[0]);
+  drive(*c.ends->links[0], c.back);
+  EXPECT_TRUE(over(letters)) << "it was copied";
+  std::fill(letters[0].bytes.begin(), letters[0].bytes.end(), kForeign);
+  ASSERT_TRUE(c.eventually([&] { return c.inbox.parcels.count(1) == 1 && c.inbox.parcels.at(1).complete(); }));
+  for (uint64_t i = 0; i < 64 * 1024; ++i) ASSERT_EQ(c.inbox.parcels.at(1).bytes[i], content(1, i));
 }
 
 TEST(TcpLink, AFrameThatTheSinkHadAcceptedIsNotOfferedAgain) {

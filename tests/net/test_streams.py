@@ -131,6 +131,27 @@ def test_the_streams_share_by_the_rates_that_their_cables_have_at_the_time(hosts
         end(ranks)
 
 
+def test_a_message_of_1_mib_goes_by_both_cables(hosts: Hosts, tmp_path: Path) -> None:
+    for cable in ("cable", "second"):
+        hosts.shape(cable, 60)
+    ranks = start(hosts, tmp_path, mib="1")
+    try:
+        until(ranks, lambda said: up(said) == [True, True])
+        share = 0.0
+        for _ in range(20):
+            before = hosts.sent("cable"), hosts.sent("second")
+            for _ in range(10):
+                until(ranks, lambda said: True)
+            first, second = hosts.sent("cable") - before[0], hosts.sent("second") - before[1]
+            share = second / (first + second)
+            if 0.35 <= share <= 0.65:
+                break
+        assert 0.35 <= share <= 0.65
+        finish(ranks, tmp_path)
+    finally:
+        end(ranks)
+
+
 def test_the_control_connection_goes_on_over_the_other_cable(hosts: Hosts, tmp_path: Path) -> None:
     beat = round(patient(20))  # ms; a silent control connection is given up after a hundred
     ranks = start(hosts, tmp_path, mib="1", ISTHMUS_HEARTBEAT_MS=str(beat))
