@@ -44,7 +44,15 @@ const std::byte *StreamBook::copy(const std::byte *from, uint32_t bytes, uint32_
   return to;
 }
 
+bool StreamBook::Pace::rested(uint64_t n, int64_t now_ns) const noexcept {
+  constexpr double kRest = 64;  // times what it would need for the piece
+  return owed == 0 && seconds > 0 &&
+         bytes * static_cast<double>(now_ns - since_ns) * 1e-9 > kRest * seconds * static_cast<double>(n);
+}
+
 void StreamBook::Pace::give(uint64_t n, int64_t now_ns) noexcept {
+  constexpr double kFaded = 1.0 / 64;  // what was long ago says little, once there is news
+  if (rested(n, now_ns)) bytes *= kFaded, seconds *= kFaded;
   if (owed == 0) since_ns = now_ns;
   owed += n;
 }
@@ -63,6 +71,7 @@ double StreamBook::Pace::rate(int64_t now_ns) const noexcept {
 }
 
 bool StreamBook::takes_bulk(size_t s, uint64_t bytes, uint64_t waiting, int64_t now_ns) const noexcept {
+  if (ledgers_[s].pace.rested(bytes, now_ns)) return true;
   const double mine = ledgers_[s].pace.rate(now_ns);
   double all = 0, sooner = 0, rest = static_cast<double>(waiting);
   const auto through = [&](const Pace &pace, double rate) { return static_cast<double>(pace.owed + bytes) / rate; };
@@ -70,7 +79,8 @@ bool StreamBook::takes_bulk(size_t s, uint64_t bytes, uint64_t waiting, int64_t 
     if (!has_room(o)) continue;
     const Pace &pace = ledgers_[o].pace;
     const double rate = pace.rate(now_ns);
-    if (rate == 0) return mine == 0 || o == s || pace.owed != 0;  // what is not known is tried
+    // What is not known is tried, and what has rested as well.
+    if (rate == 0 || pace.rested(bytes, now_ns)) return mine == 0 || o == s || pace.owed != 0;
     all += rate;
     rest += static_cast<double>(pace.owed);
     const double then = through(pace, rate);

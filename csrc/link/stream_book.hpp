@@ -25,7 +25,7 @@
 //
 // Pieces of large frames are spread by the rates at which the streams' pieces are confirmed: a stream takes a piece where it would be through
 // with it no later than all streams together with all that waits, or where no other stream would be through with it sooner. So a slow stream
-// takes its part, and never the piece for which everybody waits at the end.
+// takes its part, and never the piece for which everybody waits at the end. A stream that was too slow for any piece is tried now and then.
 //
 // One thread at a time uses a StreamBook: the one that has the link's turn.
 #pragma once
@@ -157,6 +157,8 @@ class StreamBook {
     void give(uint64_t n, int64_t now_ns) noexcept;
     void confirm(uint64_t n, int64_t now_ns) noexcept;
     double rate(int64_t now_ns) const noexcept;  // bytes a second, less the longer nothing is confirmed; 0: not known
+    // Whether it has had nothing for so long that a try costs little, should it be as slow as it was.
+    bool rested(uint64_t n, int64_t now_ns) const noexcept;
   };
 
   struct Ledger {

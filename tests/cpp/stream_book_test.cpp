@@ -398,6 +398,38 @@ TEST(StreamBook, StreamsShareByTheirRatesAndASlowOneHoldsNobodyUpAtTheEnd) {
   }
 }
 
+TEST(StreamBook, TheShareFollowsAChangedRateWithin32PiecesOfItsStream) {
+  for (const double changed : {1.25e9, 8e8, 5e8, 2.5e8, 4e9}) {
+    Spread spread({1e9, 1e9});
+    spread.carry(16 << 20);
+    spread.rates[1] = changed;
+    std::fill(spread.given.begin(), spread.given.end(), 0);
+    while (spread.given[1] < 32 * Spread::kPiece) spread.carry(2 << 20);
+    std::fill(spread.given.begin(), spread.given.end(), 0);
+    const double all = 64 << 20, sum = spread.rates[0] + spread.rates[1];
+    const double seconds = spread.carry(64 << 20);
+    EXPECT_NEAR(static_cast<double>(spread.given[1]) / all, changed / sum, 0.05) << changed;
+    EXPECT_LT(seconds, 1.1 * all / sum) << changed;
+  }
+}
+
+TEST(StreamBook, AStreamThatWasVerySlowIsFoundFastAgainThoughLittleWaitsAtATime) {
+  Spread spread({1e9, 1e9});
+  spread.carry(16 << 20);
+  spread.rates[1] = 5e6;
+  for (int i = 0; i < 64; ++i) spread.carry(1 << 20);
+  std::fill(spread.given.begin(), spread.given.end(), 0);
+  const int64_t slow = spread.now;
+  while (spread.now < slow + 4'000'000'000) spread.carry(1 << 20);
+  EXPECT_LE(static_cast<double>(spread.given[1]), 4 * 5e6 / 50) << "tries cost a fiftieth of the time at most";
+  spread.rates[1] = 1e9;
+  const int64_t fast = spread.now;
+  while (spread.now < fast + 4'000'000'000) spread.carry(1 << 20);
+  std::fill(spread.given.begin(), spread.given.end(), 0);
+  for (int i = 0; i < 64; ++i) spread.carry(1 << 20);
+  EXPECT_GE(spread.given[1], 16u << 20) << "of 64 MiB";
+}
+
 TEST(StreamBook, AStreamThatConfirmsNothingMoreGetsNothingMore) {
   Spread spread({1e9, 1e9});
   spread.carry(16 << 20);
