@@ -107,6 +107,63 @@ def test_an_island_that_lost_no_rank_keeps_its_librarys_communicator_and_no_devi
     assert [of for _, of in found[:lost]] == [[[0, 1], list(range(2, lost))]] * lost
 
 
+def state_of(pid: int) -> str:
+    """As the kernel says it: T is stopped, Z has ended, and so has what is not there."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+def stops(comm: isthmus.Comm, lost: int, how: str, folder: str) -> Any:
+    """How much this rank's device has registered for the next epoch, where another rank has stopped before an operation."""
+    summed(comm)
+    all_idle(comm, folder, "idle")
+    before = made()
+    place = Path(folder) / "pid"
+    if comm.rank == lost:
+        (Path(folder) / "written").write_text(str(os.getpid()))
+        (Path(folder) / "written").rename(place)
+        os.kill(os.getpid(), signal.SIGSTOP)  # and it goes no further
+    until(place.exists)
+    pid = int(place.read_text())
+    until(lambda: state_of(pid) == "T")
+    x: Any = np.full(100_000, 1, np.float32)
+    there = x if on_host() else DeviceArray.of(x)
+    work = comm.all_reduce(there, "sum", there, async_op=True)  # which the one that has stopped may still come to
+    all_idle_but(comm, lost, folder, "in it")
+    if how == "killed":
+        if comm.rank == 0:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: state_of(pid) == "Z")
+    rest = comm.shrink(failed=[lost])
+    with pytest.raises(isthmus.Error):
+        work.wait()
+    registered = int((made() - before)[1])
+    assert summed(rest) == rest.size * (rest.size + 1) / 2
+    all_idle(rest, folder, "done")
+    if comm.rank == 0 and how == "stopped":
+        os.kill(pid, signal.SIGKILL)
+    return registered
+
+
+def all_idle_but(comm: isthmus.Comm, lost: int, folder: str, what: str) -> None:
+    (Path(folder) / f"{what} {comm.rank}").touch()
+    until(lambda: all((Path(folder) / f"{what} {rank}").exists() for rank in range(comm.size) if rank != lost))
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:1,amd:1,nvidia:1", "nvidia:2,amd:1"])
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_ring_to_which_a_process_may_still_come_that_is_only_stopped_is_not_the_next_epochs_until_it_has_been_killed(
+    tmp_path: Path, fleet: str, how: str
+) -> None:
+    found = run_fleet(fleet, stops, 2, how, str(tmp_path), expect={2: -signal.SIGKILL})
+    if how == "killed":
+        assert found[:2] == [0, 0]
+    else:
+        assert min(found[:2]) > 0
+
+
 def member_or_newcomer(folder: str, members: int) -> Any:
     rank, place = int(os.environ["RANK"]), Path(folder) / "ticket"
     if rank >= members:
