@@ -23,7 +23,6 @@
 #include "observe/explain.hpp"
 #include "observe/measure.hpp"
 #include "observe/leader_exchange.hpp"
-#include "rank/unanswered.hpp"
 
 namespace i = isthmus;
 using i::Code;
@@ -88,11 +87,11 @@ template <class F>
 isthmus_result guarded(F f) noexcept {
   try {
     return f();
-  } catch (const i::rank::Unanswered &e) { return failed(e.code(), e.text(), e.ranks()); } catch (const i::Error &e) {
-    return failed(e.code(), e.text());
-  } catch (const std::bad_alloc &) { return failed(Code::Resource, "out of memory"); } catch (const std::exception &e) {
-    return failed(Code::Internal, e.what());
-  } catch (...) { return failed(Code::Internal, "unknown exception"); }
+  } catch (const i::Error &e) { return failed(e.code(), e.text(), e.ranks()); } catch (const std::bad_alloc &) {
+    return failed(Code::Resource, "out of memory");
+  } catch (const std::exception &e) { return failed(Code::Internal, e.what()); } catch (...) {
+    return failed(Code::Internal, "unknown exception");
+  }
 }
 
 // A call inside a communicator. While there is such a call, destroy does not let go of the communicator. The two threads meet so:
@@ -184,7 +183,7 @@ void check_ours(const Operation *op, const char *what) {
 
 isthmus_result result_of(Operation *op) {
   if (op->end.result == Code::Ok) return ISTHMUS_OK;
-  return failed(op->end.result, op->end.text);
+  return failed(op->end.result, op->end.text, op->end.ranks);
 }
 
 char *copy_text(const std::string &s) {
@@ -290,7 +289,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::CallRequest &r, const isthmu
     return ISTHMUS_OK;
   } catch (const i::Error &e) {
     i::comm::group_fail(e);
-    return failed(e.code(), e.text());
+    return failed(e.code(), e.text(), e.ranks());
   } catch (const std::exception &e) {
     i::comm::group_fail(i::Error(Code::Internal, e.what()));
     return failed(Code::Internal, e.what());
@@ -474,7 +473,7 @@ isthmus_result isthmus_comm_reconfigure(isthmus_comm_t comm, const int *excluded
       made.epoch->destroy();
       i::fail(Code::Argument, "reconfigure: the communicator was destroyed meanwhile");
     }
-    return made.newcomers.ok() ? ISTHMUS_OK : failed(made.newcomers.code, made.newcomers.text);
+    return made.newcomers.ok() ? ISTHMUS_OK : failed(made.newcomers.code, made.newcomers.text, made.newcomers.ranks);
   });
 }
 
@@ -610,7 +609,7 @@ isthmus_result isthmus_comm_revoke(isthmus_comm_t comm, const char *reason) {
 isthmus_result isthmus_comm_error(isthmus_comm_t comm) {
   return guarded([&] {
     const i::Status s = CallInside(comm, "error")->local().core().failure();
-    return s.ok() ? ISTHMUS_OK : failed(s.code, s.text);
+    return s.ok() ? ISTHMUS_OK : failed(s.code, s.text, s.ranks);
   });
 }
 
@@ -1069,10 +1068,7 @@ isthmus_result isthmus_work_order(isthmus_work_t work, void *stream) {
       else op->rank->collectives().order(op, stream);
     }
     if (op->over()) return result_of(op);
-    if (op->core->failed()) {
-      const i::Status why = op->core->failure();
-      i::fail(why.code, "{}", why.text);
-    }
+    if (op->core->failed()) throw i::Error(op->core->failure());
     return ISTHMUS_OK;
   });
 }

@@ -6,6 +6,7 @@
 #include <exception>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/format.hpp"
 
@@ -34,16 +35,27 @@ inline constexpr Code kLastCode = Code::Device;
 
 const char *code_name(Code code) noexcept;
 
+// Holds an outcome where exceptions must not pass: worker threads, callbacks, the hot path.
+struct Status {
+  Code code = Code::Ok;
+  std::string text;
+  // The ranks of the communicator that the failure is about, ascending: who is lost, or who did not come. Empty: that is not known, or nobody.
+  std::vector<int> ranks = {};
+  bool ok() const noexcept { return code == Code::Ok; }
+};
+
 class Error : public std::exception {
  public:
-  Error(Code code, std::string text) : code_(code), text_(std::move(text)) {}
-  Code code() const noexcept { return code_; }
-  const std::string &text() const noexcept { return text_; }
-  const char *what() const noexcept override { return text_.c_str(); }
+  Error(Code code, std::string text, std::vector<int> ranks = {}) : why_{code, std::move(text), std::move(ranks)} {}
+  explicit Error(Status why) noexcept : why_(std::move(why)) {}
+  Code code() const noexcept { return why_.code; }
+  const std::string &text() const noexcept { return why_.text; }
+  const std::vector<int> &ranks() const noexcept { return why_.ranks; }
+  const Status &why() const noexcept { return why_; }
+  const char *what() const noexcept override { return why_.text.c_str(); }
 
  private:
-  Code code_;
-  std::string text_;
+  Status why_;
 };
 
 template <class... A>
@@ -54,12 +66,5 @@ template <class... A>
 // "connect: Connection refused (111)" for the errno value `error`.
 std::string system_text(const char *what, int error);
 [[noreturn]] void fail_system(const char *what, int error);
-
-// Holds an outcome where exceptions must not pass: worker threads, callbacks, the hot path.
-struct Status {
-  Code code = Code::Ok;
-  std::string text;
-  bool ok() const noexcept { return code == Code::Ok; }
-};
 
 }  // namespace isthmus

@@ -155,7 +155,8 @@ const Operation *Collectives::late(int64_t now) noexcept {
     // A peer that has left sends nothing more. All that the peer had to send belongs to the operations that the peer had ended.
     if (core_.peers[q].left.load(std::memory_order_acquire) && core_.peers[q].left_done.load() < op->sequence)
       return core_.fail_at(*op, Code::PeerLost,
-                           formatted(": {} has destroyed its side of the communicator", core_.id.text(q))),
+                           formatted(": {} has destroyed its side of the communicator", core_.id.text(q)),
+                           engine::Lateness::InTime, {q}),
              nullptr;
   }
   return now >= op->time.deadline_ns ? op : nullptr;

@@ -64,10 +64,7 @@ void Communicator::make_ready(engine::Operation &op) {
                           formatted("{} did not begin within {:g} s: the stream that was given has not come to it",
                                     local_->core().describe(op), op.call.timeout),
                           process::Tell::Peers);
-    if (local_->core().failed()) {
-      const Status why = local_->core().failure();
-      throw Error(why.code, why.text);
-    }
+    if (local_->core().failed()) { throw Error(local_->core().failure()); }
     std::this_thread::sleep_for(pause);
   }
 }

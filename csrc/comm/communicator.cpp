@@ -86,18 +86,11 @@ Communicator::Communicator(const join::Invitation &invitation, const bootstrap::
 
 Communicator::~Communicator() { destroy(); }
 
-// The others may have it. So what it has of this process is free when they leave it, and not when they leave the old epoch.
-void end_unconfirmed(Communicator &made, Communicator &before) noexcept {
-  made.local().succession().keep(before.local().succession());
-  made.destroy();
-}
-
 void Communicator::destroy() noexcept {
   if (!local_ || destroyed_.exchange(true)) return;
   if (split_mutex_.try_lock()) {  // else a call that makes the next epoch is under way, and hears of the end
-    const std::shared_ptr<Communicator> part = std::exchange(unconfirmed_part_, nullptr);
+    confirmation_.end(*this);
     split_mutex_.unlock();
-    if (part) end_unconfirmed(*part, *this);
   }
   local_->succession().give_back();
   local_->leave(now_ns() + seconds_to_ns(timeout()));

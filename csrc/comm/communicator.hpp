@@ -18,6 +18,7 @@
 #include "comm/join/invitation.hpp"
 #include "comm/plan_cache.hpp"
 #include "comm/call_request.hpp"
+#include "comm/confirmation.hpp"
 #include "comm/terms.hpp"
 #include "rank/rank.hpp"
 
@@ -47,7 +48,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   //   Abort  this communicator is aborted first
   //   Agree  the same, and the ranks agree on who is excluded: those that are gone, and those that any rank names in `excluded`
   enum class Shrink : uint8_t { Keep, Abort, Agree };
-  std::shared_ptr<Communicator> shrink(const std::vector<int> &excluded, Shrink mode, const std::string &name);
+  // `watch`: of the call that this one is a part of. Null: an abort from now on ends this one.
+  std::shared_ptr<Communicator> shrink(const std::vector<int> &excluded, Shrink mode, const std::string &name,
+                                       const AbortWatch *watch = nullptr);
   // See isthmus_comm_exchange().
   void exchange(const std::vector<int> &ranks, std::span<const std::byte> send, std::byte *recv, double timeout);
   ~Communicator();
@@ -108,8 +111,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const Terms terms_;
   PlanCache plans_;
   Mutex split_mutex_;  // one split, shrink or grow at a time; held while the ranks speak with each other
-  uint64_t unconfirmed_ ISTHMUS_GUARDED_BY(split_mutex_) = 0;                        // see Shrinking and Growing
-  std::shared_ptr<Communicator> unconfirmed_part_ ISTHMUS_GUARDED_BY(split_mutex_);  // see Shrinking and Growing
+  Confirmation confirmation_ ISTHMUS_GUARDED_BY(split_mutex_);
   struct {  // the two streams of the user that were ordered last, and the event between them
     Mutex mutex;
     std::unique_ptr<device::Stream> before ISTHMUS_GUARDED_BY(mutex), after ISTHMUS_GUARDED_BY(mutex);
@@ -127,8 +129,5 @@ void group_fail(const Error &error) noexcept;
 // Submits the operations of the group, and returns their parent, with one reference, the caller's. nullptr: the group that ends is inside another
 // group. Throws the group's first failure. `waits`: the caller waits for the parent at once.
 engine::Operation *group_end(bool waits);
-
-// Destroys what was made from `before` where this rank has not heard whether the others have it.
-void end_unconfirmed(Communicator &made, Communicator &before) noexcept;
 
 }  // namespace isthmus::comm

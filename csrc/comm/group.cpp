@@ -65,7 +65,7 @@ engine::Operation *group_end(bool waits) {
   try {
     for (auto &[comm, op] : ops)
       if (failure.ok()) comm->make_ready(*op);
-  } catch (const Error &e) { failure = {e.code(), e.text()}; }
+  } catch (const Error &e) { failure = e.why(); }
   auto &pool = engine::OperationPool::instance();
   if (!failure.ok()) {
     for (auto &[comm, op] : ops) {
@@ -73,9 +73,10 @@ engine::Operation *group_end(bool waits) {
       op->rank = &comm->local();
       op->core = &op->rank->core();
       op->keep = comm->local().shared_from_this();
+      op->end.ranks = failure.ranks;
       engine::finish_operation(op, failure.code, "the group was cancelled: " + failure.text, now_ns());
     }
-    throw Error(failure.code, failure.text);
+    throw Error(failure);
   }
   engine::Operation *parent = pool.take();
   parent->end.children.store(static_cast<uint32_t>(ops.size()) + 1, std::memory_order_relaxed);

@@ -32,7 +32,6 @@ constexpr const char *kLastWord = "grown";  // what the members tell a newcomer 
 constexpr std::byte kHave{1}, kHaveNot{2};
 // What a rank contributes to the first agreement; a rank that calls agree() or shrink() contributes something else.
 constexpr uint64_t kGrows = 0x6973'746d'6772'6f77, kGoesOver = 0x6973'746d'6f76'6572;
-constexpr uint64_t kMade = 1, kMayTryAgain = 2;  // as in a shrink, whose unconfirmed agreement this may be
 
 Blob pack(const Ask &ask) {
   Blob out;
@@ -110,29 +109,36 @@ Deadline part_of(Deadline whole, double part) { return Deadline(part * static_ca
 class Growing {
  public:
   static std::shared_ptr<Communicator> grow(Communicator &whole, const GrowRequest &request);
+  static std::shared_ptr<Communicator> resume(Communicator &whole, const GrowRequest &request);
+  static Subject unconfirmed(Communicator &whole) {
+    const Lock lock(whole.split_mutex_);
+    return whole.confirmation_.subject(whole);
+  }
   static std::shared_ptr<Communicator> join(const JoinRequest &request);
 
  private:
-  Growing(Communicator &whole, const GrowRequest &request, const bootstrap::Ticket &ticket, Deadline deadline,
-          uint64_t &unconfirmed, std::shared_ptr<Communicator> &kept)
+  Growing(Communicator &whole, const GrowRequest &request, const bootstrap::Ticket &ticket, const AbortWatch &watch,
+          Confirmation &confirmation)
       : whole_(whole),
         local_(*whole.local_),
         ticket_(ticket),
         ranks_(GrownRanks::of(whole.size(), request.newcomers, request.slots)),
-        deadline_(deadline),
-        making_(part_of(deadline, 0.8)),
+        deadline_(whole.timeout()),
+        making_(part_of(deadline_, 0.8)),
         parent_(request.ends ? Communicator::Parent::Ends : Communicator::Parent::GoesOn),
-        unconfirmed_(unconfirmed),
-        kept_(kept) {
+        asking_{request.suspects, deadline_, watch},
+        confirmation_(confirmation) {
     mine_.ticket = hash_of(request.ticket);
     mine_.newcomers = request.newcomers;
     mine_.made_here = bootstrap::made_here(ticket);
     mine_.slots = ranks_.newcomers;
     mine_.name = request.name.empty() ? whole.name() + "/grow" : request.name;
   }
-  std::shared_ptr<Communicator> made();
+  std::shared_ptr<Communicator> made(Subject what);
   std::string name() const { return formatted("grow of '{}' on rank {}", whole_.name(), whole_.rank()); }
-  void confirm_last();
+  static Subject subject(const GrowRequest &request) {
+    return {Subject::Of::Grow, hash_of(request.ticket) ^ (request.ends ? kGoesOver : kGrows)};
+  }
   void begin_together();
   std::shared_ptr<Communicator> make(PartExchange &members);
   void tell_newcomers(Communicator *made, bool have, const Status &why) noexcept;
@@ -143,38 +149,30 @@ class Growing {
   const GrownRanks ranks_;
   const Deadline deadline_, making_;  // of the whole, and of all but the last agreement
   const Communicator::Parent parent_;
-  uint64_t &unconfirmed_;
-  std::shared_ptr<Communicator> &kept_;  // what was made of an epoch that ends, where this rank has not got the verdict
+  const Asking asking_;
+  Confirmation &confirmation_;
   Ask mine_;
   std::optional<bootstrap::Newcomers> come_;  // on the host
 };
 
-// An earlier grow or shrink may have failed here in its second agreement. The others may still be in that agreement, or be past it.
-void Growing::confirm_last() {
-  rank::RankAgreement &agreement = local_.agreement();
-  if (unconfirmed_ != agreement.number()) return;
-  if (agreement.agree(kMayTryAgain, {}, false, deadline_).flags & kMade)
-    fail(Code::Aborted, "{}: the other ranks have the communicator of the call before, and this rank has let go of it",
-         name());
-  if (const auto made = std::exchange(kept_, nullptr)) made->destroy();
-}
-
 void Growing::begin_together() {
-  rank::RankAgreement &agreement = local_.agreement();
   const bool failed = local_.core().failed();
   const uint64_t mine = parent_ == Communicator::Parent::Ends ? kGoesOver : kGrows;
-  uint64_t flags = 0;
-  try {
-    flags = agreement.agree(failed ? 0 : mine, {}, false, deadline_).flags;
-  } catch (const Error &e) { throw Error(e.code(), formatted("{}: {}", name(), e.text())); }
+  const uint64_t flags = agree(local_, failed ? 0 : mine, asking_).flags;
   if (failed) {
     const Status why = local_.core().failure();
-    throw Error(why.code, formatted("{}: {}; a communicator that has failed is shrunk first", name(), why.text));
+    throw Error(why.code, formatted("{}; a communicator that has failed is shrunk first", why.text), why.ranks);
   }
-  const rank::RankSet members = agreement.members();
+  std::vector<int> lost;
+  const rank::RankSet members = local_.agreement().members();
   for (int r = 0; r < whole_.size(); ++r)
-    if (!members.has(r)) fail(Code::PeerLost, "{}: rank {} is lost: shrink first, and grow what is left", name(), r);
-  if (flags != mine) fail(Code::Aborted, "{}: on another rank the communicator has failed, or it made another call", name());
+    if (!members.has(r)) lost.push_back(r);
+  if (!lost.empty())
+    throw Error(Code::PeerLost,
+                formatted("rank{} {} lost: shrink first, and grow what is left", lost.size() == 1 ? "" : "s",
+                          list_of(lost) + (lost.size() == 1 ? " is" : " are")),
+                lost);
+  if (flags != mine) fail(Code::Aborted, "on another rank the communicator has failed, or it made another call");
 }
 
 std::shared_ptr<Communicator> Growing::make(PartExchange &members) {
@@ -214,47 +212,41 @@ void Growing::tell_newcomers(Communicator *made, bool have, const Status &why) n
   else come_->failed(why);
 }
 
-std::shared_ptr<Communicator> Growing::made() {
-  confirm_last();
+std::shared_ptr<Communicator> Growing::made(Subject what) {
+  if (const auto last = confirmation_.resume(whole_, what, asking_); last && last->made) {
+    tell_newcomers(last->made.get(), true, {});
+    return last->made;
+  }
   begin_together();
-  rank::RankAgreement &agreement = local_.agreement();
   std::vector<int> all;
   for (int r = 0; r < whole_.size(); ++r) all.push_back(r);
-  PartExchange members(local_, formatted("grow #{}", agreement.number()), all);
-  std::shared_ptr<Communicator> made;
+  PartExchange members(local_, formatted("grow #{}", local_.agreement().number()), all, PartExchange::WholeFailed::Ends,
+                       &asking_.watch);
+  std::shared_ptr<Communicator> mine;
   Status why;
   try {
-    made = make(members);
-  } catch (const Error &e) { why = {e.code(), e.text()}; } catch (const std::exception &e) {
+    mine = make(members);
+  } catch (const Error &e) { why = e.why(); } catch (const std::exception &e) {
     why = {Code::Resource, e.what()};
   }
-  if (!made) {
+  if (!mine) {
     members.give_up(why);
     if (come_) come_->failed(why);  // at once: they may wait for this rank
   }
-  unconfirmed_ = agreement.number();
-  rank::Verdict verdict;
+  Confirmed all_have;
   try {
-    verdict = agreement.agree(made ? kMade | kMayTryAgain : 0, {}, false, deadline_);
+    all_have = confirmation_.confirm(whole_, what, mine, mine != nullptr, asking_);
     members.over();
   } catch (...) {  // whether the others have it is not known
-    if (made && parent_ == Communicator::Parent::Ends)
-      kept_ = made;  // they may, and then come to what it has of the old epoch
-    else if (made) made->destroy();
-    if (!why.ok()) throw Error(why.code, why.text);
+    if (!why.ok()) throw Error(std::move(why));
     throw;
   }
-  const bool have = verdict.flags & kMade && verdict.out.count() == 0;
-  if (!have && why.ok())
-    why = verdict.out.count() ? Status{Code::PeerLost, formatted("{}: a rank was lost meanwhile: shrink first", name())}
-                              : Status{Code::System, formatted("{}: another rank could not make it", name())};
-  tell_newcomers(made.get(), have, why);
-  if (have) {
-    if (parent_ == Communicator::Parent::Ends) made->local().succession().keep(local_.succession());
-    return made;
-  }
-  if (made) made->destroy();
-  throw Error(why.code, why.text);
+  if (!all_have.made && why.ok())
+    why = all_have.out.empty() ? Status{Code::System, "another rank could not make it"}
+                               : Status{Code::PeerLost, "a rank was lost meanwhile: shrink first", std::move(all_have.out)};
+  tell_newcomers(mine.get(), all_have.made != nullptr, why);
+  if (all_have.made) return all_have.made;
+  throw Error(std::move(why));
 }
 
 std::shared_ptr<Communicator> Growing::grow(Communicator &whole, const GrowRequest &request) {
@@ -263,8 +255,20 @@ std::shared_ptr<Communicator> Growing::grow(Communicator &whole, const GrowReque
   const bootstrap::Ticket ticket = bootstrap::parse_entry(request.ticket);
   if (request.newcomers < 1 || request.newcomers > bootstrap::kMostNewcomers)
     fail(Code::Argument, "grow: {} newcomers: must be from 1 to {}", request.newcomers, bootstrap::kMostNewcomers);
+  const AbortWatch from_now(*whole.local_);
   const Lock lock(whole.split_mutex_);
-  return Growing(whole, request, ticket, Deadline(whole.timeout()), whole.unconfirmed_, whole.unconfirmed_part_).made();
+  Growing growing(whole, request, ticket, request.watch ? *request.watch : from_now, whole.confirmation_);
+  try {
+    return growing.made(subject(request));
+  } catch (const Error &e) { throw Error(e.code(), formatted("{}: {}", growing.name(), e.text()), e.ranks()); }
+}
+
+std::shared_ptr<Communicator> Growing::resume(Communicator &whole, const GrowRequest &request) {
+  const Lock lock(whole.split_mutex_);
+  if (whole.confirmation_.subject(whole).of != Subject::Of::Grow) return nullptr;
+  const Asking asking{request.suspects, Deadline(whole.timeout()), *request.watch};
+  const auto last = whole.confirmation_.resume(whole, subject(request), asking);
+  return last ? last->made : nullptr;
 }
 
 // ---- the newcomer --------------------------------------------------------------------------------------------------------------------
@@ -345,6 +349,12 @@ std::string make_ticket(const Communicator &comm, double seconds) {
 int joiners(const std::string &ticket) { return static_cast<int>(bootstrap::waiting(bootstrap::parse_entry(ticket))); }
 
 std::shared_ptr<Communicator> grow(Communicator &whole, const GrowRequest &request) { return Growing::grow(whole, request); }
+
+Subject unconfirmed(Communicator &whole) { return Growing::unconfirmed(whole); }
+
+std::shared_ptr<Communicator> resume_grow(Communicator &whole, const GrowRequest &request) {
+  return Growing::resume(whole, request);
+}
 
 std::shared_ptr<Communicator> join_by_ticket(const JoinRequest &request) { return Growing::join(request); }
 

@@ -14,7 +14,9 @@ struct GrowRequest {
   int newcomers = 1;
   std::vector<int> slots;  // which ranks the newcomers are; empty: those behind the members
   std::string name;
-  bool ends = false;  // the communicator ends with the call, and leaves what it has to the new one
+  bool ends = false;               // the communicator ends with the call, and leaves what it has to the new one
+  std::vector<int> suspects = {};  // ranks without which this one goes on; then those that are left are to be shrunk first
+  const AbortWatch *watch = nullptr;  // of the call that this one is a part of. Null: an abort from now on ends this one
 };
 
 struct JoinRequest {
@@ -26,6 +28,11 @@ struct JoinRequest {
 std::string make_ticket(const Communicator &comm, double seconds);
 int joiners(const std::string &ticket);
 std::shared_ptr<Communicator> grow(Communicator &whole, const GrowRequest &request);  // collective
+// What the last shrink or grow of this rank was to make, where this rank has heard no answer whether all have it.
+Subject unconfirmed(Communicator &whole);
+// Where an earlier grow of this rank has heard no answer: brings its last agreement to an end, without the suspects. Null: nobody keeps what came of
+// it, or there was none.
+std::shared_ptr<Communicator> resume_grow(Communicator &whole, const GrowRequest &request);
 std::shared_ptr<Communicator> join_by_ticket(const JoinRequest &request);  // in a process that comes with a ticket
 
 }  // namespace isthmus::comm

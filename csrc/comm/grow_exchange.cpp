@@ -55,8 +55,8 @@ std::vector<Blob> GrowExchange::all_gather(const Blob &mine, Deadline deadline) 
     if (come_) come_->results(out, deadline);
     return out;
   } catch (const Error &e) {
-    members_.give_up({e.code(), e.text()});
-    if (come_) come_->failed({e.code(), e.text()});
+    members_.give_up(e.why());
+    if (come_) come_->failed(e.why());
     throw;
   }
 }

@@ -15,6 +15,12 @@ struct PieceHead {
 };
 constexpr size_t kMessage = rank::OutOfBand::kMostBytes, kPiece = kMessage - sizeof(PieceHead), kMostBlob = 1 << 20;
 
+// What a rank says that gives up: why, and which ranks that is about. Their numbers follow, and then the text.
+struct FarewellHead {
+  uint32_t code = 0, ranks = 0;
+};
+constexpr size_t kMostNamed = 64;
+
 using Message = std::array<std::byte, kMessage>;
 
 Message piece_of(const Blob &blob, size_t at) {
@@ -27,8 +33,9 @@ Message piece_of(const Blob &blob, size_t at) {
 
 }  // namespace
 
-PartExchange::PartExchange(rank::Rank &whole, std::string what, std::vector<int> members, WholeFailed ends)
-    : whole_(whole), what_(std::move(what)), members_(std::move(members)), ends_(ends), ranks_(members_) {
+PartExchange::PartExchange(rank::Rank &whole, std::string what, std::vector<int> members, WholeFailed ends,
+                           const AbortWatch *watch)
+    : whole_(whole), what_(std::move(what)), members_(std::move(members)), ends_(ends), watch_(watch), ranks_(members_) {
   std::sort(ranks_.begin(), ranks_.end());
 }
 
@@ -58,7 +65,7 @@ std::vector<Blob> PartExchange::all_gather(const Blob &mine, Deadline deadline) 
   try {
     blobs = gather(mine, deadline);
   } catch (const Error &e) {
-    give_up({e.code(), e.text()});
+    give_up(e.why());
     // A rank that is gone may have said why before, and another rank may be the cause.
     if (e.code() == Code::PeerLost) hear_farewells();
     throw;
@@ -70,32 +77,40 @@ std::vector<Blob> PartExchange::all_gather(const Blob &mine, Deadline deadline) 
 }
 
 void PartExchange::give_up(const Status &why) noexcept {
-  const size_t size = std::min(why.text.size(), kPiece);
-  const auto code = static_cast<uint32_t>(why.code);
+  const FarewellHead head{static_cast<uint32_t>(why.code), static_cast<uint32_t>(std::min(why.ranks.size(), kMostNamed))};
+  const size_t named = head.ranks * sizeof(int32_t), size = std::min(why.text.size(), kMessage - sizeof head - named);
   Message out{};
-  std::memcpy(out.data(), &code, sizeof code);
-  std::memcpy(out.data() + sizeof code, why.text.data(), size);
-  whole_.exchange().tell(what_.c_str(), ranks_, std::span(out).first(sizeof code + size));
+  std::memcpy(out.data(), &head, sizeof head);
+  if (named) std::memcpy(out.data() + sizeof head, why.ranks.data(), named);
+  std::memcpy(out.data() + sizeof head + named, why.text.data(), size);
+  whole_.exchange().tell(what_.c_str(), ranks_, std::span(out).first(sizeof head + named + size));
 }
 
 void PartExchange::over() { whole_.exchange().forget(what_.c_str(), ranks_); }
 
 void PartExchange::look() const {
+  if (watch_) watch_->look(name());
   hear_farewells();
   if (ends_ == WholeFailed::IsKnown || !whole_.core().failed()) return;
-  const Status why = whole_.core().failure();
-  fail(why.code, "{}: {}", name(), why.text);
+  Status why = whole_.core().failure();
+  throw Error(why.code, formatted("{}: {}", name(), why.text), std::move(why.ranks));
 }
 
 void PartExchange::hear_farewells() const {
   for (const int r : ranks_) {
     const auto said = whole_.exchange().hear(what_.c_str(), ranks_, r);
-    uint32_t code = 0;
-    if (!said || said->size() < sizeof code) continue;
-    std::memcpy(&code, said->data(), sizeof code);
-    const std::string why(reinterpret_cast<const char *>(said->data()) + sizeof code, said->size() - sizeof code);
-    fail(code != 0 && code <= static_cast<uint32_t>(kLastCode) ? static_cast<Code>(code) : Code::Mismatch,
-         "{}: rank {} has given up: {}", name(), r, why);
+    FarewellHead head;
+    if (!said || said->size() < sizeof head) continue;
+    std::memcpy(&head, said->data(), sizeof head);
+    if (head.ranks > kMostNamed || said->size() < sizeof head + head.ranks * sizeof(int32_t)) continue;
+    std::vector<int> named(head.ranks);
+    if (head.ranks) std::memcpy(named.data(), said->data() + sizeof head, head.ranks * sizeof(int32_t));
+    std::erase_if(named, [&](int q) { return q < 0 || q >= whole_.id().world; });
+    const size_t at = sizeof head + head.ranks * sizeof(int32_t);
+    const std::string why(reinterpret_cast<const char *>(said->data()) + at, said->size() - at);
+    const bool known = head.code != 0 && head.code <= static_cast<uint32_t>(kLastCode);
+    throw Error(known ? static_cast<Code>(head.code) : Code::Mismatch,
+                formatted("{}: rank {} has given up: {}", name(), r, why), std::move(named));
   }
 }
 

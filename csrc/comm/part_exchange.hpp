@@ -7,7 +7,7 @@
 
 #include "base/error.hpp"
 #include "bootstrap/rendezvous.hpp"
-#include "rank/rank.hpp"
+#include "comm/abort_watch.hpp"
 
 namespace isthmus::comm {
 
@@ -24,8 +24,10 @@ class PartExchange final : public bootstrap::Exchange {
   // `what`: a text for the making of this part alone, the same on all ranks of the part. Errors have the text too. `members`: ranks of `whole`,
   // in the part's order.
   // `ends`: whether the failure of the whole communicator ends the exchange. A rank of the part that is gone always does.
+  // `watch`: what else does; null: an abort of the whole one alone.
   enum class WholeFailed : uint8_t { Ends, IsKnown };
-  PartExchange(rank::Rank &whole, std::string what, std::vector<int> members, WholeFailed ends = WholeFailed::Ends);
+  PartExchange(rank::Rank &whole, std::string what, std::vector<int> members, WholeFailed ends = WholeFailed::Ends,
+               const AbortWatch *watch = nullptr);
   std::vector<bootstrap::Blob> all_gather(const bootstrap::Blob &mine, Deadline deadline) override;
   // Tells the other ranks of the part that this rank will not come to the next exchange, and why.
   void give_up(const Status &why) noexcept;
@@ -40,6 +42,7 @@ class PartExchange final : public bootstrap::Exchange {
   const std::string what_;
   const std::vector<int> members_;
   const WholeFailed ends_;
+  const AbortWatch *const watch_;
   std::vector<int> ranks_;  // the members, ascending
 };
 

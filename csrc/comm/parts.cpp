@@ -40,7 +40,7 @@ Choices tell_choices(Communicator &whole, const Choice &mine, double seconds) {
   whole.make_ready(*op);
   whole.local().run(op.get());
   whole.local().driver().wait(op.get(), INT64_MAX);
-  if (op->end.result != Code::Ok) throw Error(op->end.result, op->end.text);
+  if (op->end.result != Code::Ok) throw Error(op->end.result, op->end.text, op->end.ranks);
   return {std::move(all), op->sequence};
 }
 
@@ -107,17 +107,14 @@ void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::
 // What is left of a communicator without some of its ranks.
 class Shrinking {
  public:
-  // Kept from one shrink to the next:
-  //   `unconfirmed`  the last agreement on whether all have what came of a shrink
-  //   `kept`         what came of that shrink here, where this rank has not got the verdict
-  Shrinking(Communicator &whole, const std::string &name, Deadline deadline, uint64_t &unconfirmed,
-            std::shared_ptr<Communicator> &kept)
+  Shrinking(Communicator &whole, const std::string &name, Deadline deadline, const AbortWatch &watch,
+            Confirmation &confirmation)
       : whole_(whole),
         local_(*whole.local_),
         name_(name.empty() ? whole.name() + "/shrink" : name),
         deadline_(deadline),
-        unconfirmed_(unconfirmed),
-        kept_(kept) {}
+        watch_(watch),
+        confirmation_(confirmation) {}
   std::shared_ptr<Communicator> to(const std::vector<int> &left,
                                    Communicator::Parent parent);           // the same list on all of them
   std::shared_ptr<Communicator> agreed(const std::vector<int> &excluded);  // lists may be unlike
@@ -126,88 +123,79 @@ class Shrinking {
   int number_in(const std::vector<int> &left) const {
     return static_cast<int>(std::find(left.begin(), left.end(), whole_.rank()) - left.begin());
   }
+  std::string call() const { return formatted("shrink of '{}' on rank {}", whole_.name(), whole_.rank()); }
   // The communicator of the ranks `left`, which meet in the exchange.
   std::shared_ptr<Communicator> make(const std::vector<int> &left, bootstrap::Exchange &exchange, Deadline deadline,
                                      Communicator::Parent parent);
-  std::shared_ptr<Communicator> confirmed(const std::vector<int> &excluded);
+  static constexpr Subject kWhat{Subject::Of::Shrink, 0};
+  Confirmed confirmed(std::shared_ptr<Communicator> mine, bool may_try_again, const Asking &asking, const Status &why);
+  std::shared_ptr<Communicator> made(Status &why);  // with those that the agreement has left; null: why not
   Communicator &whole_;
   rank::Rank &local_;
   const std::string name_;
   const Deadline deadline_;
-  uint64_t &unconfirmed_;
-  std::shared_ptr<Communicator> &kept_;
+  const AbortWatch &watch_;
+  Confirmation &confirmation_;
 };
 
-constexpr uint64_t kMade = 1, kMayTryAgain = 2;  // what a rank contributes to the second agreement
+constexpr uint64_t kShrinks = 0x6973'746d'7368'726b;  // what a rank contributes to the first agreement
+
 // Of the time that is left; the rest is for hearing that a rank has not made it, and who that is.
 constexpr double kMaking = 0.75;
 
-// An earlier shrink may have failed here in its second agreement, for a rank that did not answer. The others may still be in that agreement, or
-// be past it. So it comes to its end first, without the ranks that are named now, and what this rank has made meanwhile counts. Null: begin again.
-std::shared_ptr<Communicator> Shrinking::confirmed(const std::vector<int> &excluded) {
-  rank::RankAgreement &agreement = local_.agreement();
-  const std::shared_ptr<Communicator> made = kept_;
-  if (unconfirmed_ != agreement.number()) {
-    kept_.reset();
-    if (made) end_unconfirmed(*made, whole_);
-    return nullptr;
+std::shared_ptr<Communicator> Shrinking::made(Status &why) {
+  const std::vector<int> left = local_.agreement().members().list();
+  PartExchange exchange(local_, formatted("shrink #{}", local_.agreement().number()), left,
+                        PartExchange::WholeFailed::IsKnown, &watch_);
+  try {
+    return make(left, exchange, Deadline(kMaking * static_cast<double>(deadline_.left_ns()) * 1e-9),
+                Communicator::Parent::Ends);
+  } catch (const Error &e) { why = e.why(); } catch (const std::exception &e) {
+    why = {Code::Resource, e.what()};
+    exchange.give_up(why);
   }
-  const rank::Verdict verdict = agreement.agree(made ? kMade | kMayTryAgain : kMayTryAgain, excluded, false, deadline_);
-  kept_.reset();
-  if (verdict.flags & kMade && verdict.out.count() == 0) {
-    if (made) {
-      made->local().succession().keep(local_.succession());
-      return made;
-    }
-    fail(Code::Aborted,
-         "shrink of '{}' on rank {}: the other ranks have the communicator of the call before, and this rank has let go "
-         "of it",
-         whole_.name(), whole_.rank());
-  }
-  if (made) made->destroy();
   return nullptr;
 }
 
-// The ranks agree twice: on who is left, and on whether all of those have the new communicator. Where one has not, because a rank was lost
-// meanwhile, nobody has it, and they begin again.
+// Where the agreement is late, and this rank does not know for whom, it is mostly for those that have not come to the making.
+Confirmed Shrinking::confirmed(std::shared_ptr<Communicator> mine, bool may_try_again, const Asking &asking,
+                               const Status &why) {
+  try {
+    return confirmation_.confirm(whole_, kWhat, std::move(mine), may_try_again, asking);
+  } catch (const Error &e) {
+    if (e.code() != Code::Timeout || !e.ranks().empty() || why.ranks.empty()) throw;
+    throw Error(e.code(), formatted("{}; before that: {}", e.text(), why.text), why.ranks);
+  }
+}
+
+// The ranks agree twice: on who is left, and on whether all of those have the new communicator. Where one has not, because a rank was lost or did
+// not answer meanwhile, nobody has it, and they begin again.
 //
 //   agree: who is out --> make it --> agree: have all made it? --> yes: done
 //        ^                                                    \--> no: let go of it, again
 //        +--------------------------------------------------------------------+
 //
-// A rank that stops between the two is named in the error of the others. The next call names it in turn, and goes on with the second agreement.
+// A rank that stops between the two is named in the error of the others. The next call names it in turn, and goes on with the second agreement
+// (Confirmation). Whom this call names counts in both: the first may have been decided before its word.
 std::shared_ptr<Communicator> Shrinking::agreed(const std::vector<int> &excluded) {
-  rank::RankAgreement &agreement = local_.agreement();
-  if (auto made = confirmed(excluded)) return made;
-  for (std::vector<int> suspects = excluded;; suspects.clear()) {
-    agreement.agree(0, suspects, false, deadline_);
-    const std::vector<int> left = agreement.members().list();
-    PartExchange exchange(local_, formatted("shrink #{}", agreement.number()), left, PartExchange::WholeFailed::IsKnown);
-    std::shared_ptr<Communicator> made;
-    Status why;
-    try {
-      made = make(left, exchange, Deadline(kMaking * static_cast<double>(deadline_.left_ns()) * 1e-9),
-                  Communicator::Parent::Ends);
-    } catch (const Error &e) { why = {e.code(), e.text()}; } catch (const std::exception &e) {
-      why = {Code::Resource, e.what()};
-      exchange.give_up(why);
+  const Asking asking{excluded, deadline_, watch_};
+  try {
+    if (const auto last = confirmation_.resume(whole_, kWhat, asking); last && last->made) return last->made;
+    for (;;) {
+      // Another rank may have heard of the loss in another call that ends with an agreement. That agreement is over then, and both meet in the next.
+      while (agree(local_, kShrinks, asking).flags != kShrinks)
+        if (deadline_.passed()) fail(Code::Timeout, "other ranks made other calls until the deadline");
+      Status why;
+      std::shared_ptr<Communicator> mine = made(why);
+      // A rank that could not make it for another reason than that ranks did not come would fail again.
+      const bool may_try_again = mine || why.code == Code::PeerLost || !why.ranks.empty();
+      const Confirmed all = confirmed(std::move(mine), may_try_again, asking, why);
+      if (all.made) return all.made;
+      if (all.may_try_again && !deadline_.passed()) continue;
+      if (!why.ok()) throw Error(std::move(why));
+      fail(Code::System, "another rank could not make it");
     }
-    // A rank that could not make it for another reason than a loss would fail again.
-    unconfirmed_ = agreement.number();
-    kept_ = made;
-    const uint64_t mine = made ? kMade | kMayTryAgain : why.code == Code::PeerLost ? kMayTryAgain : 0;
-    const rank::Verdict all = agreement.agree(mine, {}, false, deadline_);
-    kept_.reset();
-    if (all.flags & kMade && all.out.count() == 0) {
-      made->local().succession().keep(local_.succession());
-      return made;
-    }
-    if (made) made->destroy();
-    if (!(all.flags & kMayTryAgain) || deadline_.passed()) {
-      if (!why.ok()) throw Error(why.code, why.text);
-      fail(Code::System, "shrink of '{}' on rank {}: another rank could not make it", whole_.name(), whole_.rank());
-    }
-  }
+  } catch (const Error &e) { throw Error(e.code(), formatted("{}: {}", call(), e.text()), e.ranks()); }
 }
 
 std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left, Communicator::Parent parent) {
@@ -219,8 +207,7 @@ std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left, Commun
   // A rank that has taken part in the exchange and died since would be waited for in vain.
   for (const int q : left)
     if (const auto *process = local_.peers()[static_cast<size_t>(q)].process; process && process->lost.load())
-      fail(Code::PeerLost, "shrink of '{}' on rank {}: rank {} is gone: {}", whole_.name(), whole_.rank(), q,
-           process->lost_text());
+      throw Error(Code::PeerLost, formatted("{}: rank {} is gone: {}", call(), q, process->lost_text()), {q});
   std::memcpy(id.data(), ids.data(), id.size());
   const auto exchange =
       bootstrap::id_exchange(id, number_in(left), static_cast<int>(left.size()), whole_.settings(), deadline_);
@@ -240,23 +227,26 @@ std::shared_ptr<Communicator> Shrinking::make(const std::vector<int> &left, boot
   return Communicator::make(invitation, whole_.use_.again());
 }
 
-std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &excluded, Shrink mode, const std::string &name) {
+std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &excluded, Shrink mode, const std::string &name,
+                                                   const AbortWatch *watch) {
   if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
   for (const int r : excluded)
     if (r < 0 || r >= size()) fail(Code::Argument, "shrink: there is no rank {} among {}", r, size());
   if (std::find(excluded.begin(), excluded.end(), rank()) != excluded.end())
     fail(Code::Argument, "shrink: rank {} is among those that are excluded", rank());
-  if (mode != Shrink::Keep) this->abort("shrink");
+  if (watch) local_->core().fail(Code::Aborted, formatted("aborted on rank {}: shrink", rank()), process::Tell::Peers);
+  else if (mode != Shrink::Keep) this->abort("shrink");
   else if (const Status s = local_->core().failure(); local_->core().failed())
-    throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort");
+    throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort", s.ranks);
+  const AbortWatch from_now(*local_);
   const Lock lock(split_mutex_);
   const Deadline deadline(timeout());
-  if (mode == Shrink::Agree) return Shrinking(*this, name, deadline, unconfirmed_, unconfirmed_part_).agreed(excluded);
+  Shrinking shrinking(*this, name, deadline, watch ? *watch : from_now, confirmation_);
+  if (mode == Shrink::Agree) return shrinking.agreed(excluded);
   std::vector<int> left;
   for (int r = 0; r < size(); ++r)
     if (std::find(excluded.begin(), excluded.end(), r) == excluded.end()) left.push_back(r);
-  return Shrinking(*this, name, deadline, unconfirmed_, unconfirmed_part_)
-      .to(left, mode == Shrink::Keep ? Communicator::Parent::GoesOn : Communicator::Parent::Ends);
+  return shrinking.to(left, mode == Shrink::Keep ? Communicator::Parent::GoesOn : Communicator::Parent::Ends);
 }
 
 }  // namespace isthmus::comm

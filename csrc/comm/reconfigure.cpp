@@ -33,19 +33,17 @@ void check(Communicator &whole, const ReconfigureRequest &request) {
 
 // Whether ranks are out, or the communicator has failed on one of them: then those that are left make an epoch of their own first. All of them hear
 // the same.
-bool ranks_are_out(Communicator &whole, const ReconfigureRequest &request, Deadline deadline) {
-  rank::RankAgreement &agreement = whole.local().agreement();
+bool ranks_are_out(Communicator &whole, const ReconfigureRequest &request, const Asking &asking) {
   const uint64_t mine =
       kReconfigures | (whole.local().core().failed() ? 0 : kWorks) | (request.ticket.empty() ? kHasNone : kHasTicket);
-  uint64_t flags = 0;
-  try {
-    flags = agreement.agree(mine, request.excluded, false, deadline).flags;
-  } catch (const Error &e) { throw Error(e.code(), formatted("{}: {}", name_of(whole), e.text())); }
-  if ((flags & ~(kWorks | kHasTicket | kHasNone)) != kReconfigures)
-    fail(Code::Aborted, "{}: another rank made another call", name_of(whole));
+  uint64_t flags = agree(whole.local(), mine, asking).flags;
+  // As in a shrink: another rank may have heard of a failure in a call that ends with an agreement.
+  while ((flags & kReconfigures) != kReconfigures && whole.local().core().failed() && !asking.deadline.passed())
+    flags = agree(whole.local(), mine & ~kWorks, asking).flags;
+  if ((flags & ~(kWorks | kHasTicket | kHasNone)) != kReconfigures) fail(Code::Aborted, "another rank made another call");
   if (!(flags & (kHasTicket | kHasNone)))
-    fail(Code::Mismatch, "{}: some ranks give a ticket and others none: give all ranks the same", name_of(whole));
-  const rank::RankSet members = agreement.members();
+    fail(Code::Mismatch, "some ranks give a ticket and others none: give all ranks the same");
+  const rank::RankSet members = whole.local().agreement().members();
   for (int r = 0; r < whole.size(); ++r)
     if (!members.has(r)) return true;
   return !(flags & kWorks);
@@ -59,31 +57,48 @@ bool ranks_are_out(Communicator &whole, const ReconfigureRequest &request, Deadl
 //   agree: who is out? --> nobody, and it works ----------------> grow --> the new epoch
 //                     \--> some: shrink --> no newcomers ----------------> the new epoch
 //                                      \--> grow what is left -----------> the new epoch
+//
+// A call that has failed behind the first agreement goes on where it stood: in the shrink, or with the last agreement of the grow. Whom the call
+// names counts in each agreement.
 Reconfigured reconfigure(Communicator &whole, const ReconfigureRequest &request) {
   check(whole, request);
   const double seconds = whole.timeout();
   const Deadline deadline(seconds);
-  if (!whole.local().succession().await_quiet(deadline.ns()))
-    fail(Code::Timeout, "{}: operations of it have not ended in time: wait for them before the call", name_of(whole));
-  Reconfigured made;
+  const AbortWatch watch(whole.local());
   rank::Succession &succession = whole.local().succession();
-  const bool again =
-      succession.shrinks();  // an earlier call failed behind the first agreement: that of the shrink goes on where it stood
-  if (again || ranks_are_out(whole, request, deadline) || request.ticket.empty()) {
+  if (!succession.await_quiet(deadline.ns()))
+    fail(Code::Timeout, "{}: operations of it have not ended in time: wait for them before the call", name_of(whole));
+  watch.look(name_of(whole));
+  Reconfigured made;
+  const GrowRequest grows{request.ticket, request.newcomers, request.slots, whole.name(), true, request.excluded, &watch};
+  bool shrinks = false;
+  try {
+    if ((made.epoch = resume_grow(whole, grows))) {
+      made.epoch->set_timeout(seconds);
+      return made;
+    }
+    shrinks = succession.shrinks() || unconfirmed(whole).of == Subject::Of::Shrink ||
+              ranks_are_out(whole, request, {request.excluded, deadline, watch}) || request.ticket.empty();
+  } catch (const Error &e) { throw Error(e.code(), formatted("{}: {}", name_of(whole), e.text()), e.ranks()); }
+  if (shrinks) {
     succession.shrink();
-    made.epoch = whole.shrink(again ? request.excluded : std::vector<int>{}, Communicator::Shrink::Agree, whole.name());
+    made.epoch = whole.shrink(request.excluded, Communicator::Shrink::Agree, whole.name(), &watch);
     made.epoch->set_timeout(seconds);
     if (request.ticket.empty()) return made;
   }
   const std::shared_ptr<Communicator> left = made.epoch;
   try {
-    made.epoch = grow(left ? *left : whole, {request.ticket, request.newcomers, request.slots, whole.name(), true});
+    GrowRequest of_left = grows;
+    if (left) of_left.suspects.clear();  // they are out, and other ranks have their numbers
+    made.epoch = grow(left ? *left : whole, of_left);
   } catch (const Error &e) {
     if (!left) throw;
+    if (const Status ended = watch.status(); !ended.ok()) left->abort("reconfigure: " + ended.text);
     made.newcomers = {e.code(),
                       formatted("{}; the communicator has gone over to the {} ranks that are left, and the call may "
                                 "be made again for the newcomers alone",
-                                e.text(), left->size())};
+                                e.text(), left->size()),
+                      e.ranks()};
     return made;
   }
   made.epoch->set_timeout(seconds);

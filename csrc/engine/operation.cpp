@@ -112,6 +112,7 @@ void Operation::reset() noexcept {
   end.ended.store(0, std::memory_order_relaxed);
   end.result = Code::Ok;
   end.text.clear();
+  end.ranks.clear();
   end.done = nullptr;
   end.context = nullptr;
   end.callback.store(Callback::None, std::memory_order_relaxed);
@@ -148,6 +149,7 @@ void finish_operation(Operation *op, Code result, std::string text, int64_t ende
     if (parent->end.result == Code::Ok) {
       parent->end.result = result;
       parent->end.text = text;
+      parent->end.ranks = op->end.ranks;
     }
     parent->end.lock.unlock();
   }

@@ -137,11 +137,12 @@ struct MessageCopy {
 
 enum class Callback : uint8_t { None, Due, Returned };  // of the program, where the operation has one
 
-// `ended` is set (release) after result and text.
+// `ended` is set (release) after result, text and ranks.
 struct OperationEnd {
   std::atomic<uint32_t> ended{0};
   Code result = Code::Ok;
   std::string text;
+  std::vector<int> ranks;  // see Status
   SpinLock lock;
   void (*done)(void *, int, const char *) ISTHMUS_GUARDED_BY(lock) = nullptr;
   void *context ISTHMUS_GUARDED_BY(lock) = nullptr;

@@ -48,6 +48,8 @@ Failure RankCore::why() const {
 
 void RankCore::fail(Failure why, Tell whom) noexcept {
   why.noted_ns = now_ns();
+  std::erase_if(why.ranks, [&](int q) { return q < 0 || q >= id.world; });  // another process may have sent them
+  std::sort(why.ranks.begin(), why.ranks.end());
   {
     const Lock lock(failure_mutex_);
     if (failed_.load(std::memory_order_relaxed)) return;
@@ -66,8 +68,9 @@ void RankCore::tell_peers(const Failure &why) noexcept {
     if (q != id.rank) context->control().tell_failure(peers[q].process, peers[q].their_index, id.epoch, why);
 }
 
-void RankCore::fail_at(const Operation &op, Code code, std::string_view what, Lateness lateness) noexcept {
-  Failure why{{code, describe(op)}};
+void RankCore::fail_at(const Operation &op, Code code, std::string_view what, Lateness lateness,
+                       std::vector<int> ranks) noexcept {
+  Failure why{{code, describe(op), std::move(ranks)}};
   why.subject = static_cast<uint32_t>(why.text.size());
   why.text += what;
   why.by = id.rank;
@@ -104,6 +107,7 @@ void RankCore::end(Operation *op, Code result, std::string text) noexcept {
     callbacks.due.fetch_add(1, std::memory_order_relaxed);  // its callback may be about to be due, once it is not pending
   [[maybe_unused]] const uint32_t before = pending.fetch_sub(1, std::memory_order_acq_rel);
   ISTHMUS_ASSERT(before != 0, "an operation that ends is pending");
+  if (result != Code::Ok && failed()) op->end.ranks = why().ranks;
   finish_operation(op, result, std::move(text), now);
   if (keep) callbacks.due.fetch_sub(1, std::memory_order_release);
   // The operation may be an inline op, whose thread sleeps. For the other operations finish_operation() wakes.

@@ -130,7 +130,8 @@ class RankCore {
   void fail(Failure why, Tell whom) noexcept;
   void fail(Code code, std::string text, Tell whom) noexcept { fail(Failure{{code, std::move(text)}}, whom); }
   // Tells the other ranks "<the operation><what>".
-  void fail_at(const Operation &op, Code code, std::string_view what, Lateness lateness = Lateness::InTime) noexcept;
+  void fail_at(const Operation &op, Code code, std::string_view what, Lateness lateness = Lateness::InTime,
+               std::vector<int> ranks = {}) noexcept;
   void tell_peers(const Failure &why) noexcept;
   void not_submitted(const Operation &op, const Error &e) noexcept;  // the submission of `op` has thrown
   bool leave() noexcept { return !left_.exchange(true); }  // failures from now on are not news. False: this rank had left

@@ -52,7 +52,7 @@ void call(comm::Communicator &comm, const comm::CallRequest &request) {
   comm.prepare(request, *taken.op);
   comm.local().run(taken.op);
   comm.local().driver().wait(taken.op, INT64_MAX);
-  if (taken.op->end.result != Code::Ok) throw Error(taken.op->end.result, taken.op->end.text);
+  if (taken.op->end.result != Code::Ok) throw Error(taken.op->end.result, taken.op->end.text, taken.op->end.ranks);
 }
 
 // The largest number of all ranks, place by place.

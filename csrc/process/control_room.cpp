@@ -27,6 +27,7 @@ Failure read_failure(const AbortMessage &message) {
   why.raiser = h.raiser;
   why.sequence = h.sequence;
   why.late = h.late != 0;
+  why.ranks = message.numbers();
   return why;
 }
 
@@ -97,7 +98,7 @@ bool ControlRoom::tell(bootstrap::Peer *peer, Control type, std::span<const std:
 }
 
 bool ControlRoom::tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Failure &why) noexcept {
-  const size_t bytes = std::min(why.text.size(), kMostFailureText);
+  const size_t bytes = std::min(why.text.size(), kMostFailureText), ranks = std::min(why.ranks.size(), kMostFailureRanks);
   const AbortHead head{their_index,
                        epoch,
                        static_cast<uint32_t>(why.code),
@@ -106,9 +107,15 @@ bool ControlRoom::tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint
                        why.by,
                        why.raiser,
                        why.late,
-                       why.sequence};
-  std::array<std::byte, sizeof head + kMostFailureText> room;
-  return tell(peer, Control::Abort, pack(head, std::as_bytes(std::span(why.text)).first(bytes), room));
+                       why.sequence,
+                       static_cast<uint32_t>(ranks),
+                       0};
+  static_assert(sizeof(int) == sizeof(int32_t));
+  std::array<std::byte, kMostFailureRanks * sizeof(int32_t) + kMostFailureText> behind;
+  if (ranks) std::memcpy(behind.data(), why.ranks.data(), ranks * sizeof(int32_t));
+  std::memcpy(behind.data() + ranks * sizeof(int32_t), why.text.data(), bytes);
+  std::array<std::byte, sizeof head + behind.size()> room;
+  return tell(peer, Control::Abort, pack(head, std::span(behind).first(ranks * sizeof(int32_t) + bytes), room));
 }
 
 // ---- the control thread --------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@
 #include <span>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 namespace isthmus::process {
 
@@ -31,15 +32,17 @@ struct CreditBody {  // `rank` grants: it takes `granted` bytes in all
 };
 static_assert(sizeof(CreditBody) == 24);
 
-struct AbortHead {  // a communicator has failed (process::Failure); its text follows
+struct AbortHead {  // a communicator has failed (process::Failure); `ranks` numbers of 32 bits follow, and then the text
   uint32_t member, epoch, code;
   uint32_t bytes, subject;  // of the text; of its beginning, which says what the operation is
   int32_t by, raiser;
   uint32_t late;
   uint64_t sequence;
+  uint32_t ranks, spare;
 };
-static_assert(sizeof(AbortHead) == 40);
+static_assert(sizeof(AbortHead) == 48);
 constexpr size_t kMostFailureText = 4096;  // bytes
+constexpr size_t kMostFailureRanks = 64;
 
 struct QueryBody {
   uint32_t member, epoch;
@@ -134,7 +137,9 @@ std::optional<T> unpack(std::span<const std::byte> &bytes) noexcept {
 
 struct AbortMessage {
   AbortHead head;
-  std::string_view subject, rest;  // of the text as it came; in the memory of the message
+  std::span<const std::byte> ranks;  // these and the texts lie in the memory of the message
+  std::string_view subject, rest;    // of the text as it came
+  std::vector<int> numbers() const;  // the ranks, as they came
 };
 std::optional<AbortMessage> unpack_abort(std::span<const std::byte> bytes) noexcept;
 

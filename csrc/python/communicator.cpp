@@ -220,7 +220,7 @@ py::object PythonCommunicator::error() {
     NoGil nogil;
     result = isthmus_comm_error(handle_);
   }
-  return result == ISTHMUS_OK ? py::object(py::none()) : make_error(result, isthmus_last_error());
+  return result == ISTHMUS_OK ? py::object(py::none()) : make_error(result, isthmus_last_error(), last_ranks());
 }
 
 py::object PythonCommunicator::split(int color, int key, const std::optional<std::string> &name) {

@@ -63,15 +63,21 @@ PyObject *raise(isthmus_result result, const char *text) {
   return nullptr;
 }
 
+std::vector<int> last_ranks() {
+  std::vector<int> ranks(static_cast<size_t>(isthmus_last_error_ranks(nullptr, 0)));
+  isthmus_last_error_ranks(ranks.data(), static_cast<int>(ranks.size()));
+  return ranks;
+}
+
+PyObject *raise(const py::object &error) {
+  if (!PyErr_Occurred()) PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.ptr())), error.ptr());
+  return nullptr;
+}
+
 PyObject *raise_last(isthmus_result result) {
   if (PyErr_Occurred()) return nullptr;
-  std::vector<int> ranks(static_cast<size_t>(isthmus_last_error_ranks(nullptr, 0)));
-  if (ranks.empty()) return raise(result, isthmus_last_error());
-  isthmus_last_error_ranks(ranks.data(), static_cast<int>(ranks.size()));
-  py::object error = make_error(result, isthmus_last_error());
-  error.attr("ranks") = py::tuple(py::cast(ranks));
-  PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.ptr())), error.ptr());
-  return nullptr;
+  const std::vector<int> ranks = last_ranks();
+  return ranks.empty() ? raise(result, isthmus_last_error()) : raise(make_error(result, isthmus_last_error(), ranks));
 }
 
 PyObject *raise_argument(const char *format, ...) {
@@ -96,10 +102,12 @@ void check(isthmus_result result) {
   throw PythonError();
 }
 
-py::object make_error(isthmus_result result, const char *text) {
+py::object make_error(isthmus_result result, const char *text, const std::vector<int> &ranks) {
   PyObject *type = class_of(result);
   if (!type) throw PythonError();
-  return py::reinterpret_borrow<py::object>(type)(text && *text ? text : isthmus_result_name(result));
+  py::object error = py::reinterpret_borrow<py::object>(type)(text && *text ? text : isthmus_result_name(result));
+  if (!ranks.empty()) error.attr("ranks") = py::tuple(py::cast(ranks));
+  return error;
 }
 
 void install_interrupt_check() {

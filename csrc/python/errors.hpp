@@ -4,6 +4,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <vector>
+
 #include "isthmus/isthmus.h"
 
 namespace isthmus::python {
@@ -23,8 +25,10 @@ PyObject *raise_unsupported(const char *format, ...) __attribute__((format(print
 
 // For code in pybind11 style: throws where `result` is not ISTHMUS_OK.
 void check(isthmus_result result);
-// The exception as an object, not raised.
-py::object make_error(isthmus_result result, const char *text);
+// The exception as an object, not raised, and with the ranks that it is about.
+py::object make_error(isthmus_result result, const char *text, const std::vector<int> &ranks = {});
+std::vector<int> last_ranks();             // isthmus_last_error_ranks() of this thread
+PyObject *raise(const py::object &error);  // one that make_error has made; NULL
 
 // Installs the interrupt check. A blocking call of the main thread then runs Python's signal handlers about every 50 ms. A
 // handler that raises ends the call.

@@ -58,7 +58,10 @@ isthmus_result Work::test() {
     now = isthmus_work_test(handle_);
   }
   if (now != ISTHMUS_IN_PROGRESS && outcome_ == ISTHMUS_IN_PROGRESS) {
-    if (now != ISTHMUS_OK) text_ = isthmus_last_error();
+    if (now != ISTHMUS_OK) {
+      text_ = isthmus_last_error();
+      ranks_ = last_ranks();
+    }
     outcome_ = now;
     const HeldArrays released = std::move(held_);
     held_ = HeldArrays();
@@ -86,7 +89,7 @@ py::object Work::wait(py::object timeout) {
     if (PyErr_Occurred()) throw PythonError();  // Ctrl-C
   }
   if (outcome_ != ISTHMUS_OK) {
-    raise(outcome_, text_.c_str());
+    raise(make_error(outcome_, text_.c_str(), ranks_));
     throw PythonError();
   }
   return result_;
@@ -94,7 +97,7 @@ py::object Work::wait(py::object timeout) {
 
 py::object Work::exception() {
   const isthmus_result now = test();
-  return now == ISTHMUS_OK || now == ISTHMUS_IN_PROGRESS ? py::none() : make_error(now, text_.c_str());
+  return now == ISTHMUS_OK || now == ISTHMUS_IN_PROGRESS ? py::none() : make_error(now, text_.c_str(), ranks_);
 }
 
 py::object Work::source() {
@@ -109,7 +112,7 @@ py::object Work::result() {
     throw PythonError();
   }
   if (now != ISTHMUS_OK) {
-    raise(now, text_.c_str());
+    raise(make_error(now, text_.c_str(), ranks_));
     throw PythonError();
   }
   return result_;

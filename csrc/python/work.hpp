@@ -39,7 +39,8 @@ class Work {
   HeldArrays held_;
   py::object result_;
   isthmus_result outcome_ = ISTHMUS_IN_PROGRESS;
-  std::string text_;  // of a failure
+  std::string text_;  // of a failure; and whom it is about
+  std::vector<int> ranks_;
 };
 
 // Releases the arrays of orphans that are done. Called now and then. Without orphans the call costs one load.

@@ -31,8 +31,8 @@ const std::string Blame::inside() const {
 
 // ---- the chain of who waits for whom -------------------------------------------------------------------------------------------------
 
-std::string Blame::culprit(const Operation &op, int first, Code &code) noexcept {
-  Search search{op, code, Deadline(kPatienceSeconds), {core_.id.rank}};
+std::string Blame::culprit(const Operation &op, int first, Culprit &found) noexcept {
+  Search search{op, found, Deadline(kPatienceSeconds), {core_.id.rank}};
   for (int q = first;;) {
     int next = -1;
     if (auto said = look_at(search, q, next)) return std::move(*said);
@@ -47,15 +47,17 @@ std::optional<std::string> Blame::look_at(Search &search, int q, int &next) noex
   const std::string who = core_.id.text(q);
   std::string &chain = search.chain;
   if (p.left.load(std::memory_order_acquire)) {
-    search.code = Code::PeerLost;
+    search.found = {Code::PeerLost, {q}};
     return formatted("{} has destroyed its side of the communicator", who);
   }
   Answer a;
   const int64_t heard = p.process ? p.process->last_heard_ns.load(std::memory_order_relaxed) : now_ns();
   const double silent = static_cast<double>(now_ns() - heard) * 1e-9;
-  if (!ask(q, op.sequence, search.patience, a))
+  if (!ask(q, op.sequence, search.patience, a)) {
+    search.found.ranks = {q};
     return formatted("{} does not answer; last heard {:.1f} s ago: its process is stopped, or the network to it is down{}",
                      who, silent, chain);
+  }
   const std::string busy = a.busy[0] ? formatted("; it is in {}", a.busy) : std::string();
   next = a.waiting_on;
   const bool new_rank = next >= 0 && next < core_.id.world && !has(search.seen, next);
@@ -63,6 +65,7 @@ std::optional<std::string> Blame::look_at(Search &search, int q, int &next) noex
     chain += formatted(" (rank {} waits for rank {})", q, next);
     return std::nullopt;
   }
+  if (op.is_p2p()) search.found.ranks = {q};
   if (op.is_p2p())
     return formatted("{} has made no {} that matches; last heard {:.1f} s ago{}{}", who,
                      op.call.collective == Collective::Send ? "receive" : "send", silent, busy, chain);
@@ -71,13 +74,14 @@ std::optional<std::string> Blame::look_at(Search &search, int q, int &next) noex
                           : formatted(" (rank {} waits for rank {} in #{})", q, next, a.entered);
     return std::nullopt;
   }
+  if (a.entered < op.sequence) search.found.ranks = {q};
   if (a.entered < op.sequence)
     return formatted("{} has not called it: {}; last heard {:.1f} s ago{}{}", who,
                      a.entered == 0 ? std::string("it has called nothing on this communicator")
                                     : formatted("its last call was #{} {}", a.entered, describe(a.what, a.bytes)),
                      silent, busy, chain);
   if (a.known && a.digest != op.digest && a.digest != 0) {
-    search.code = Code::Mismatch;
+    search.found.code = Code::Mismatch;
     return formatted("{} called {} in its place{}", who, describe(a.what, a.bytes), chain);
   }
   if (a.done >= op.sequence)
@@ -108,9 +112,11 @@ std::string Blame::waits_for_nobody(Search &search, int q, const std::string &bu
   for (int r = 0; r < core_.id.world; ++r) {
     if (r == core_.id.rank || r == q || has(search.seen, r)) continue;
     Answer other;
-    if (!ask(r, search.op.sequence, search.patience, other))
+    if (!ask(r, search.op.sequence, search.patience, other)) {
+      search.found.ranks = {r};
       return formatted("{} does not answer: its process is stopped, or the network to it is down{}", core_.id.text(r),
                        search.chain);
+    }
     const bool beside = island >= 0 && served_in_[static_cast<size_t>(r)] == island;
     if (beside && missing < 0 && other.entered < search.op.sequence) missing = r;
     if (beside && other.busy[0]) others += formatted("; {} of the same island is in {}", core_.id.text(r), other.busy);
@@ -136,7 +142,7 @@ std::string Blame::library_call_text(const Operation &op) const {
                    standing.empty() ? "" : ": ", standing);
 }
 
-std::string Blame::library_text(const Operation &op, Code &code) noexcept {
+std::string Blame::library_text(const Operation &op, Culprit &found) noexcept {
   const std::vector<int> &island = collectives_.device().ranks();
   if (island.empty() ||
       op.plan->by_cells)  // no thread asks the driver here: the driver's call could wait for the very work that does not end
@@ -153,7 +159,7 @@ std::string Blame::library_text(const Operation &op, Code &code) noexcept {
     Answer a;
     if (core_.peers[q].left.load(std::memory_order_acquire) || !ask(q, op.sequence, patience, a) ||
         a.entered < op.sequence || (a.known && a.digest != op.digest))
-      return formatted("{}; {}", in, culprit(op, q, code));
+      return formatted("{}; {}", in, culprit(op, q, found));
     if (a.busy[0] && busy.empty()) busy = formatted("; {} is in {}", core_.id.text(q), a.busy);
     if (a.waiting_on < 0 && a.done < op.sequence && a.turn < turn) {
       behind = q;
@@ -161,7 +167,7 @@ std::string Blame::library_text(const Operation &op, Code &code) noexcept {
     }
     if (const int on = a.waiting_on; on >= 0 && on < core_.id.world && !has(island, on)) outside = on;
   }
-  if (outside >= 0) return formatted("{}; {}", in, culprit(op, outside, code));
+  if (outside >= 0) return formatted("{}; {}", in, culprit(op, outside, found));
   const uint32_t chunks = op.run.at.turn() - turn;
   if (behind >= 0)
     return formatted("{}; {} waits for its own device, which is {} chunk{} behind this rank's: it is slow or stuck{}", in,
@@ -171,14 +177,15 @@ std::string Blame::library_text(const Operation &op, Code &code) noexcept {
 
 void Blame::fail_late(const Operation &op) noexcept {
   const int first = op.run.blocked_on;
-  Code code = Code::Timeout;
+  Culprit found;
   std::string who;
-  if (first >= 0 && first != core_.id.rank) who = culprit(op, first, code);
+  if (first >= 0 && first != core_.id.rank) who = culprit(op, first, found);
   else if (op.run.short_of_room && op.run.phase == Phase::Fresh)
     who = "no staging memory was free for it, which other operations of this process had (ISTHMUS_STAGING_BYTES)";
-  else if (op.plan && !op.plan->device.empty() && collectives_.device().executor()) who = library_text(op, code);
+  else if (op.plan && !op.plan->device.empty() && collectives_.device().executor()) who = library_text(op, found);
   else who = "it waited for no rank";
-  core_.fail_at(op, code, formatted(" did not finish within {:g} s: {}{}", op.call.timeout, who, inside()), Lateness::Late);
+  core_.fail_at(op, found.code, formatted(" did not finish within {:g} s: {}{}", op.call.timeout, who, inside()),
+                Lateness::Late, std::move(found.ranks));
 }
 
 // ---- messages ------------------------------------------------------------------------------------------------------------------------
@@ -256,13 +263,18 @@ void Blame::fail_late_message(int64_t now) noexcept {
   if (!find_late(now, found)) return;
   const Operation &copy = found.copy;
   const int first = copy.message.source >= 0 ? copy.message.source : copy.call.root;
-  Code code = first < 0 && found.all_left_ns >= 0 ? Code::PeerLost : Code::Timeout;
-  const std::string who = found.no_place           ? no_place_text(copy)
-                          : found.held             ? own_device_text(copy)
-                          : found.by_library       ? library_message_text()
-                          : code == Code::PeerLost ? "all other ranks have destroyed their side of the communicator"
+  Culprit blamed;
+  if (first < 0 && found.all_left_ns >= 0) {
+    blamed.code = Code::PeerLost;
+    for (int q = 0; q < core_.id.world; ++q)
+      if (q != core_.id.rank) blamed.ranks.push_back(q);
+  }
+  const std::string who = found.no_place                  ? no_place_text(copy)
+                          : found.held                    ? own_device_text(copy)
+                          : found.by_library              ? library_message_text()
+                          : blamed.code == Code::PeerLost ? "all other ranks have destroyed their side of the communicator"
                           : first < 0 || first == core_.id.rank ? "no rank has sent a message that matches"
-                                                                : culprit(copy, first, code);
+                                                                : culprit(copy, first, blamed);
   const std::string in = inside();
   bool there = false;
   messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
@@ -271,10 +283,10 @@ void Blame::fail_late_message(int64_t now) noexcept {
   });
   if (!there) return;
   core_.fail_at(
-      copy, code,
+      copy, blamed.code,
       formatted("{}: {}{}", now < copy.time.deadline_ns ? "" : formatted(" did not finish within {:g} s", copy.call.timeout),
                 who, in),
-      now < copy.time.deadline_ns ? Lateness::InTime : Lateness::Late);
+      now < copy.time.deadline_ns ? Lateness::InTime : Lateness::Late, std::move(blamed.ranks));
 }
 
 // The operation is in none of the lists yet, because the thread that begins the operation is held up before.

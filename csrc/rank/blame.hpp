@@ -30,20 +30,25 @@ class Blame {
   void fail_late_submission(int64_t now) noexcept;
 
  private:
+  struct Culprit {
+    Code code = Code::Timeout;  // what the operation fails with
+    std::vector<int>
+        ranks{};  // who has not come, or is gone; empty for one that is there, and is slow or does something else
+  };
   struct Search {
     const Operation &op;
-    Code &code;
+    Culprit &found;
     Deadline patience;
     std::vector<int> seen{};  // ranks of the chain of who waits for whom
     std::string chain{};
   };
-  // Follows the chain of who waits for whom from rank `first` to its end. `code`: what the operation fails with.
-  std::string culprit(const Operation &op, int first, Code &code) noexcept;
+  // Follows the chain of who waits for whom from rank `first` to its end.
+  std::string culprit(const Operation &op, int first, Culprit &found) noexcept;
   // What is said of rank `q`. Or nothing: then the search goes on with rank `next`.
   std::optional<std::string> look_at(Search &search, int q, int &next) noexcept;
   std::string waits_for_nobody(Search &search, int q, const std::string &busy, int &next) noexcept;
   // Names the rank that keeps the library of this rank's island waiting: the rank has not called the operation, or does not answer.
-  std::string library_text(const Operation &op, Code &code) noexcept;
+  std::string library_text(const Operation &op, Culprit &found) noexcept;
   std::string library_call_text(const Operation &op) const;
   struct LateMessage;
   bool find_late(int64_t now, LateMessage &found) noexcept;

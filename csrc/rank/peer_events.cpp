@@ -16,6 +16,9 @@ void PeerEvents::lost(bootstrap::Peer &process, const std::string &why, const ch
     Failure lost{
         {Code::PeerLost, formatted("{} {}: {}; start it again and make a new communicator", core_.id.text(q), state, why)}};
     lost.doing = collectives_.waiting_text();
+    for (int r = 0; r < core_.id.world; ++r)
+      if (core_.peers[r].process == &process && !core_.peers[r].left.load(std::memory_order_acquire))
+        lost.ranks.push_back(r);
     return core_.fail(std::move(lost), Tell::Peers);
   }
 }
@@ -30,9 +33,10 @@ void PeerEvents::link_broken(const link::Link *link, const std::string &why) noe
     // The rank has left, and has closed the connection. All that the rank had to send should have come before.
     if (collectives_.waiting_on() != q) continue;
     return core_.fail(
-        Code::PeerLost,
-        formatted("{} has destroyed its side of the communicator, and part of what it sent did not arrive ({})",
-                  core_.id.text(q), why),
+        Status{Code::PeerLost,
+               formatted("{} has destroyed its side of the communicator, and part of what it sent did not arrive ({})",
+                         core_.id.text(q), why),
+               {q}},
         Tell::Peers);
   }
 }

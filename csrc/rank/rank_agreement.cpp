@@ -7,7 +7,6 @@
 
 #include "base/clock.hpp"
 #include "process/control_wire.hpp"
-#include "rank/unanswered.hpp"
 
 namespace isthmus::rank {
 namespace {
@@ -51,7 +50,8 @@ std::string RankAgreement::name(uint64_t number) const {
 
 // ---- the program ---------------------------------------------------------------------------------------------------------------------
 
-Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline) {
+Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline,
+                             const std::function<Status()> &ended) {
   struct Calling {
     std::atomic<bool> &flag;
     ~Calling() { flag.store(false, std::memory_order_release); }
@@ -94,8 +94,10 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
     if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", name(number));
     if (!first) {
       lock.unlock();
+      const Status over = ended ? ended() : Status();
       const bool wanted = interrupt_wanted();
       lock.lock();
+      if (!over.ok()) throw Error(over.code, formatted("{}: {}", name(number), over.text));
       if (wanted) fail(Code::Interrupted, "{}: interrupted", name(number));
     } else {
       core_.context->progress().stand_in();
@@ -133,12 +135,11 @@ Verdict RankAgreement::finish(uint64_t number) {
 }
 
 void RankAgreement::fail_too_few(uint64_t number, const RankSet &out) const {
-  throw Unanswered(
-      Code::PeerLost,
-      formatted("{}: ranks {} are out of reach, and those that are left are no more than half: the others may live, "
-                "and go on where this rank does not hear of it; to go on all the same, allow a minority",
-                name(number), list_of(out, core_.id.world)),
-      out.list());
+  throw Error(Code::PeerLost,
+              formatted("{}: ranks {} are out of reach, and those that are left are no more than half: the others may live, "
+                        "and go on where this rank does not hear of it; to go on all the same, allow a minority",
+                        name(number), list_of(out, core_.id.world)),
+              out.list());
 }
 
 void RankAgreement::fail_late(uint64_t number, const Consensus &consensus) const {
@@ -149,11 +150,11 @@ void RankAgreement::fail_late(uint64_t number, const Consensus &consensus) const
   for (const int q : ranks) who += formatted("{}{}", who.empty() ? "" : ", ", core_.id.text(q));
   const bool many = ranks.size() > 1;
   if (leader == core_.id.rank)
-    throw Unanswered(Code::Timeout,
-                     formatted("{}: {} {} not called it in time, or {} not answer; to go on without {}, name {}",
-                               name(number), ranks.empty() ? "a rank" : who, many ? "have" : "has", many ? "do" : "does",
-                               many ? "them" : "it", many ? "them" : "it"),
-                     ranks);
+    throw Error(Code::Timeout,
+                formatted("{}: {} {} not called it in time, or {} not answer; to go on without {}, name {}", name(number),
+                          ranks.empty() ? "a rank" : who, many ? "have" : "has", many ? "do" : "does", many ? "them" : "it",
+                          many ? "them" : "it"),
+                ranks);
   const std::string leading = leader < 0 ? "a rank" : core_.id.text(leader);
   if (ranks.empty())
     fail(Code::Timeout,
@@ -161,7 +162,7 @@ void RankAgreement::fail_late(uint64_t number, const Consensus &consensus) const
          "and "
          "may name it",
          name(number), leading);
-  throw Unanswered(
+  throw Error(
       Code::Timeout,
       formatted("{}: {}, which leads the agreement, has not called it in time, or does not answer; to go on without it, "
                 "name it",

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <span>
 #include <vector>
@@ -26,10 +27,12 @@ class RankAgreement {
   // Collective over the ranks that live. Gives the AND of the `flags`, and the ranks that are out: those that are gone, and those that the program
   // of some rank names in `suspects`. The same on all ranks that get an answer.
   //   `alone`  the ranks may go on where they are no more than half; the same on all of them
-  // Throws Unanswered(Timeout): a rank has not called, or does not answer (Consensus::unanswered()). Unanswered(PeerLost): the ranks that are
-  // left are no more than half.
+  //   `ended`  is called now and then while the agreement waits; the call ends with what is not OK
+  // Throws Error(Timeout): a rank has not called, or does not answer; with the ranks of Consensus::unanswered(). Error(PeerLost), with those that
+  // are out of reach: the ranks that are left are no more than half.
   // Error(Aborted): this rank is out, or the communicator was destroyed here. Error(Interrupted).
-  Verdict agree(uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline);
+  Verdict agree(uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline,
+                const std::function<Status()> &ended = {});
   RankSet members() const;  // who takes part in the next agreement
   uint64_t number() const;  // of the next agreement; the same on all ranks that have the verdict of the one before
 

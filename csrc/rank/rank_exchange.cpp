@@ -7,7 +7,6 @@
 
 #include "base/clock.hpp"
 #include "process/control_wire.hpp"
-#include "rank/unanswered.hpp"
 
 namespace isthmus::rank {
 namespace {
@@ -69,10 +68,10 @@ void RankExchange::check_there(const Gather &gather, int q) {
   const bool lost = p.lost(), left = p.left.load(std::memory_order_acquire);
   if ((!lost && !left) || inbox_.has(q, gather.subject)) return;
   if (lost)
-    throw Unanswered(Code::PeerLost,
-                     formatted("{}: {} is gone: {}", gather.name(), core_.id.text(q), p.process->lost_text()), {q});
-  throw Unanswered(Code::PeerLost,
-                   formatted("{}: {} has destroyed its side of the communicator", gather.name(), core_.id.text(q)), {q});
+    throw Error(Code::PeerLost, formatted("{}: {} is gone: {}", gather.name(), core_.id.text(q), p.process->lost_text()),
+                {q});
+  throw Error(Code::PeerLost,
+              formatted("{}: {} has destroyed its side of the communicator", gather.name(), core_.id.text(q)), {q});
 }
 
 void RankExchange::check_goes_on(const Gather &gather, int q) {
@@ -81,11 +80,10 @@ void RankExchange::check_goes_on(const Gather &gather, int q) {
     if (inbox_.has_other(q, gather.subject))
       fail(Code::Timeout, "{}: {} names other ranks (or another size): all must give the same list", gather.name(),
            core_.id.text(q));
-    throw Unanswered(Code::Timeout, formatted("{}: {} has not called it in time", gather.name(), core_.id.text(q)), {q});
+    throw Error(Code::Timeout, formatted("{}: {} has not called it in time", gather.name(), core_.id.text(q)), {q});
   }
   if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", gather.name());
-  if (aborts_.load(std::memory_order_acquire) != gather.aborts)
-    fail(Code::Aborted, "{}: the communicator was aborted here meanwhile", gather.name());
+  if (aborts() != gather.aborts) fail(Code::Aborted, "{}: the communicator was aborted here meanwhile", gather.name());
   if (interrupt_wanted()) fail(Code::Interrupted, "{}: interrupted while it waited for {}", gather.name(), core_.id.text(q));
 }
 
@@ -108,7 +106,7 @@ void RankExchange::all_gather(const char *what, std::span<const int> ranks, std:
                 look,
                 subject_of(what, ranks, mine.size()),
                 number_.fetch_add(1, std::memory_order_relaxed) + 1,
-                aborts_.load(std::memory_order_acquire)};
+                aborts()};
   gather.taken.reserve(ranks.size());
   core_.context->progress().stand_in();
   for (const int q : ranks)

@@ -34,7 +34,8 @@ class RankExchange {
 
   void forget(const char *what, std::span<const int> ranks);  // of what is told: nobody hears it any more
 
-  void abort() noexcept { aborts_.fetch_add(1, std::memory_order_acq_rel); }  // the program aborts: exchanges end
+  void abort() noexcept { aborts_.fetch_add(1, std::memory_order_acq_rel); }            // the program aborts: exchanges end
+  uint64_t aborts() const noexcept { return aborts_.load(std::memory_order_acquire); }  // so often it has aborted
   OutOfBand &inbox() noexcept { return inbox_; }
 
  private:

@@ -78,7 +78,7 @@ void RankPort::fail(Failure why, Tell whom) noexcept { rank_.core().fail(std::mo
 
 void RankPort::raised(std::string_view what, bool first) noexcept {
   constexpr size_t kMost = 300;
-  Failure why{{Code::PeerLost, formatted("{} raised {}", rank_.id().text(rank()), one_line(what, kMost))}};
+  Failure why{{Code::PeerLost, formatted("{} raised {}", rank_.id().text(rank()), one_line(what, kMost)), {rank()}}};
   why.raiser = first ? rank() : -1;
   fail(std::move(why), Tell::Peers);
 }

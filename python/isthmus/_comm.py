@@ -177,9 +177,9 @@ class Comm(_core.Comm):
           each island that has the same processes and in which no operation stands.
 
         The call waits for operations that are in flight. Meanwhile other threads' calls on this communicator fail, but for
-        abort, revoke and destroy. It may be called after a failure. Where it raises, this communicator is as it was, and
-        aborted if ranks were out or no ticket was given. Where the newcomers alone could not come in, it has gone over to
-        the ranks that were left, on all of them, and the error says so.
+        abort, revoke and destroy, which end this one with AbortedError. It may be called after a failure. Where it raises,
+        this communicator is as it was, and aborted if ranks were out or no ticket was given. Where the newcomers alone could
+        not come in, it has gone over to the ranks that were left, on all of them, and the error says so.
         """
         if members is not None:
             if exclude:

@@ -52,8 +52,9 @@ TEST(ControlWire, Credit) {
 }
 
 TEST(ControlWire, AbortHead) {
-  goes_there_and_back(AbortHead{1, 2, 4, 40, 23, 5, -1, 1, 9},
-                      bytes_of({{4, 1}, {4, 2}, {4, 4}, {4, 40}, {4, 23}, {4, 5}, {4, 0xffffffff}, {4, 1}, {8, 9}}));
+  goes_there_and_back(
+      AbortHead{1, 2, 4, 40, 23, 5, -1, 1, 9, 2, 0},
+      bytes_of({{4, 1}, {4, 2}, {4, 4}, {4, 40}, {4, 23}, {4, 5}, {4, 0xffffffff}, {4, 1}, {8, 9}, {4, 2}, {4, 0}}));
 }
 
 TEST(ControlWire, Query) { goes_there_and_back(QueryBody{1, 2, 3, 4}, bytes_of({{4, 1}, {4, 2}, {8, 3}, {8, 4}})); }
@@ -126,7 +127,7 @@ TEST(ControlWire, TheTextOfAnAbortIsCutWhereItsSubjectEnds) {
   const std::string text = "all_reduce #3: rank 2 is late";
   std::array<std::byte, 128> room;
   const auto came = [&](uint32_t subject) {
-    return unpack_abort(pack(AbortHead{1, 2, 4, static_cast<uint32_t>(text.size()), subject, 0, -1, 1, 3},
+    return unpack_abort(pack(AbortHead{1, 2, 4, static_cast<uint32_t>(text.size()), subject, 0, -1, 1, 3, 0, 0},
                              std::as_bytes(std::span(text)), room));
   };
   const auto some = came(13), none = came(0), more = came(1000);
@@ -139,6 +140,24 @@ TEST(ControlWire, TheTextOfAnAbortIsCutWhereItsSubjectEnds) {
   EXPECT_EQ(more->subject, text) << "a subject that is longer than the text is the text";
   EXPECT_EQ(more->rest, "");
   EXPECT_FALSE(unpack_abort(std::span<const std::byte>(room).first(sizeof(AbortHead) - 1)));
+}
+
+TEST(ControlWire, TheRanksOfAnAbortStandBeforeItsTextAndNoMoreAreReadThanThereAre) {
+  std::array<std::byte, 128> room;
+  const auto came = [&](uint32_t ranks) {
+    std::vector<std::byte> behind = bytes_of({{4, 3}, {4, 700}});
+    for (const char c : std::string("late")) behind.push_back(static_cast<std::byte>(c));
+    return unpack_abort(pack(AbortHead{1, 2, 4, 4, 0, 0, -1, 1, 3, ranks, 0}, behind, room));
+  };
+  const auto two = came(2), none = came(0);
+  ASSERT_TRUE(two && none);
+  EXPECT_EQ(two->numbers(), (std::vector<int>{3, 700}));
+  EXPECT_EQ(two->rest, "late");
+  EXPECT_TRUE(none->numbers().empty());
+  EXPECT_EQ(none->rest.size(), 12u);
+  EXPECT_TRUE(came(3)) << "the text's bytes are there to be read as a rank";
+  EXPECT_FALSE(came(4));
+  EXPECT_FALSE(came(kMostFailureRanks + 1));
 }
 
 TEST(ControlWire, TheNumbersOfTheMessagesStayWhatTheyAre) {

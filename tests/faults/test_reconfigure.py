@@ -236,23 +236,33 @@ def test_unlike_calls_are_named(zygote: Zygote) -> None:
 
 
 def test_a_call_that_failed_within_goes_on_where_it_stood(zygote: Zygote, shape: str) -> None:
-    """Rank 2 stops behind the first agreement of the shrink. Rank 1 waits longer than the others, which call again."""
+    """Rank 2 stops behind the first agreement of the shrink. Rank 1 waits longer than the others, and goes on with them."""
     reconfigures, works, no_ticket = 0x6973_7265_636F_6E00, 1, 4  # what a rank says in the agreement of a reconfigure
+    shrinks = 0x6973_746D_7368_726B  # and in that of the shrink behind it
 
     def body(me: Me) -> Any:
         comm = me.init()
         comm.set_timeout(patient(9 if me.rank == 1 else 3))
         if me.rank == 2:
             comm.agree(reconfigures | works | no_ticket)
-            comm.agree(0)
+            comm.agree(shrinks)
             me.hear()
             return None
-        assert me.caught(comm.reconfigure)["kind"] == "TimeoutError"
-        comm.set_timeout(DEADLINE)
-        comm.reconfigure([2] if me.rank == 0 else [])
+        if me.rank == 1:
+            comm.reconfigure()
+        else:
+            late = me.caught(comm.reconfigure)
+            assert late["kind"] == "TimeoutError" and late["ranks"] == (2,), late
+            me.send("late")
+            me.hear()
+            comm.set_timeout(DEADLINE)
+            comm.reconfigure([2] if me.rank == 0 else [])
         return comm.size, total(comm, me)
 
     with job(zygote, 4, body, shape) as ranks:
+        all_say([ranks[0], ranks[3]], "late")
+        for rank in (ranks[0], ranks[3]):
+            rank.tell("again")
         assert results([ranks[0], ranks[1], ranks[3]]) == [(3, 4.0)] * 3
         ranks[2].tell("end")
         ranks[2].result()

@@ -506,12 +506,14 @@ void control(const uint8_t *data, size_t size) {
   if (const auto ring = control_struct<process::StreamRingBody>(in); ring && process::lies_in(*ring, kArena))
     must(ring->offset >= link::Arena::kHeader && ring->offset + link::ByteRing::bytes(ring->capacity) <= kArena);
   if (const auto m = process::unpack_abort(in)) {
-    must(m->subject.size() + m->rest.size() == size - sizeof(process::AbortHead));
+    const size_t texts = size - sizeof(process::AbortHead) - m->ranks.size();
+    must(m->numbers().size() == m->head.ranks && m->numbers().size() <= process::kMostFailureRanks);
+    must(m->subject.size() + m->rest.size() == texts);
     must(m->subject.size() <= m->head.subject && m->subject.data() + m->subject.size() == m->rest.data());
     must(m->rest.data() + m->rest.size() == reinterpret_cast<const char *>(in.data() + in.size()));
     std::string text(m->subject);  // all of it is there to be read
     text += m->rest;
-    must(text.size() == size - sizeof(process::AbortHead));
+    must(text.size() == texts);
   }
 }
 
@@ -521,7 +523,9 @@ std::vector<Bytes> control_seeds() {
   process::ReplyBody reply{7, {}};
   std::fill(std::begin(reply.answer.busy), std::end(reply.answer.busy), 'x');
   return {seed(process::packed(process::CreditBody{1, 2, 3, 0, 4096})),
-          seed(process::pack(process::AbortHead{1, 2, 4, 40, 23, 0, -1, 1, 3}, text, room)),
+          seed(process::pack(process::AbortHead{1, 2, 4, 40, 23, 0, -1, 1, 3, 0, 0}, text, room)),
+          seed(process::pack(process::AbortHead{1, 2, 4, 32, 23, 0, -1, 1, 3, 2, 0}, text,
+                             room)),  // the text's beginning as ranks
           seed(process::packed(process::QueryBody{1, 2, 3, 4})),
           seed(process::packed(reply)),
           seed(process::packed(process::StreamRingBody{link::Arena::kHeader, link::ByteRing::kLeastCapacity})),

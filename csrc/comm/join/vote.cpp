@@ -38,7 +38,10 @@ std::vector<Ballot> vote(const Invitation &invitation, Ballot mine) {
     if (trouble.ok()) throw;
     // A rank that waited in vain knows no cause. Nor does a rank whose library failed because another rank had gone.
     const bool library = trouble.code == Code::System && e.code() == Code::PeerLost;
-    if (trouble.code == Code::Timeout || library) trouble.code = e.code();
+    if (trouble.code == Code::Timeout || library) {
+      trouble.code = e.code();
+      trouble.ranks = e.ranks();
+    }
     trouble.text += "; the rendezvous ended with: " + e.text();  // the rendezvous may know the rank that went first
   }
   std::vector<Ballot> out;
@@ -47,7 +50,7 @@ std::vector<Ballot> vote(const Invitation &invitation, Ballot mine) {
   for (size_t r = 0; r < votes.size(); ++r) out.push_back(Ballot::unpack(votes[r], invitation.name, r));
   for (const Ballot &b : out)
     if (b.vote == Ballot::Vote::Failed && (!cause || (waited(*cause) && !waited(b.trouble)))) cause = &b.trouble;
-  if (cause) throw Error(cause->code, cause->text);
+  if (cause) throw Error(*cause);
   return out;
 }
 

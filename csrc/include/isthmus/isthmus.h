@@ -156,10 +156,13 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
 /* ---- life of a communicator ---------------------------------------------------------------------------------------- */
 ISTHMUS_API const char *isthmus_version(void);
 ISTHMUS_API const char *isthmus_last_error(void); /* valid until the calling thread's next call */
-/* Which ranks the calling thread's last failure is about: those for which isthmus_comm_agree, _shrink or _exchange has waited in vain
- * (ISTHMUS_ERR_TIMEOUT), or which are out of reach (ISTHMUS_ERR_PEER_LOST). Returns how many, and writes at most `most` of them, ascending.
- * 0 where the failure is another one, and in an agreement where the rank that leads it has called: that one knows who has not, and says so
- * by the next call. Valid as long as isthmus_last_error(). */
+/* Which ranks the calling thread's last failure is about, as far as that is known: who is lost, or has left (ISTHMUS_ERR_PEER_LOST), or
+ * who did not come (ISTHMUS_ERR_TIMEOUT). So after an operation, after isthmus_work_wait and _test of one that has ended, after
+ * isthmus_comm_error, _agree, _exchange, and after the calls that make another communicator. Returns how many, and writes at most `most`
+ * of them, ascending: numbers of the communicator that was called (after isthmus_comm_reconfigure: that it has now). 0 where the failure
+ * is another one, where a rank has come and is slow, and in an agreement where the rank that leads it has called: that one knows who has
+ * not, and says so by the next call. A rank hears of the failure of another one with at most 64 of them. A callback of
+ * isthmus_work_on_done has them by isthmus_work_test. Valid as long as isthmus_last_error(), and like that the calling thread's. */
 ISTHMUS_API int isthmus_last_error_ranks(int *ranks, int most);
 ISTHMUS_API const char *isthmus_result_name(isthmus_result result);
 ISTHMUS_API isthmus_result isthmus_unique_id_create(isthmus_unique_id *id); /* starts listening; call in ONE process, which must hold rank 0 */
@@ -226,7 +229,9 @@ ISTHMUS_API isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int 
                                                  size_t bytes, double timeout);
 /* Waits for pending operations up to the communicator's timeout, then frees. Not collective; never hangs. NULL is allowed. */
 ISTHMUS_API isthmus_result isthmus_comm_destroy(isthmus_comm_t comm);
-/* Local, idempotent, does not block: every pending and later operation on every rank ends in ISTHMUS_ERR_ABORTED. */
+/* Local, idempotent, does not block: every pending and later operation on every rank ends in ISTHMUS_ERR_ABORTED. A call of another
+ * thread of this rank that makes another communicator of it, and waits for other ranks, ends too, also where the communicator had failed
+ * before; so does isthmus_comm_exchange. isthmus_comm_agree goes on. */
 ISTHMUS_API isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason);
 /* The same, by the name that fault-tolerant MPI has for it. The error on every rank says which rank has revoked it, and the reason. Any
  * thread. The ranks go on by isthmus_comm_agree and isthmus_comm_shrink. */
