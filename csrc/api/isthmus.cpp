@@ -13,6 +13,7 @@
 #include "base/log.hpp"
 #include "bootstrap/rendezvous.hpp"
 #include "comm/buffer_memory.hpp"
+#include "comm/commit.hpp"
 #include "comm/communicator.hpp"
 #include "comm/grow.hpp"
 #include "comm/reconfigure.hpp"
@@ -198,7 +199,7 @@ static_assert(sizeof(isthmus_stream_order) == sizeof(int) && sizeof(isthmus_memo
               sizeof(isthmus_shrink_mode) == sizeof(int));
 static_assert(sizeof(void *) != 8 || (offsetof(isthmus_call, on_stream) == 32 && offsetof(isthmus_call, stream) == 40 &&
                                       offsetof(isthmus_call, device_memory) == 56 && offsetof(isthmus_call, keep) == 64 &&
-                                      sizeof(isthmus_call) == 72));
+                                      offsetof(isthmus_call, commit) == 72 && sizeof(isthmus_call) == 80));
 
 // A struct that begins with its size. A member that an older caller's struct does not have reads as 0.
 template <class T>
@@ -232,7 +233,11 @@ void read_call(i::comm::CallRequest &r, const isthmus_call &given) {
   if (r.order_later && i::comm::group_open())
     i::fail(Code::Argument, "{}: in a group nothing can be ordered later (ISTHMUS_STREAM_BEFORE)",
             i::collective_name(r.collective));
-  r.keep = c.keep != 0;
+  r.commit = c.commit != 0;
+  r.keep = c.keep != 0 || r.commit;
+  if (r.commit && i::comm::group_open())
+    i::fail(Code::Unsupported, "{}: in a group no operation is done on all ranks or on none (isthmus_call.commit)",
+            i::collective_name(r.collective));
   if (r.keep && i::comm::group_open())
     i::fail(Code::Unsupported, "{}: in a group no memory is kept (isthmus_call.keep)", i::collective_name(r.collective));
   r.stream = c.stream;
@@ -245,6 +250,11 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::CallRequest &r, const isthmu
   try {
     const bool blocking = !work && !i::comm::group_open();
     if (call) read_call(r, *call);
+    if (r.commit && work)
+      i::fail(Code::Unsupported,
+              "{}: an operation that is done on all ranks or on none blocks (isthmus_call.commit): call it without a work, "
+              "and without async_op",
+              i::collective_name(r.collective));
     const CallInside inside(comm, r.collective);
     Communicator &communicator = *inside;
     auto &local = communicator.local();
@@ -261,6 +271,10 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::CallRequest &r, const isthmu
       communicator.prepare(r, *op);
       communicator.make_ready(*op);
       if (r.keep) op->keep_output();
+      if (r.commit) {
+        i::Status end = i::comm::commit(communicator, *op);
+        return end.ok() ? ISTHMUS_OK : failed(end.code, std::move(end.text), std::move(end.ranks));
+      }
       local.run(op);
       local.driver().wait(op, INT64_MAX);
       if (source) *source = op->message.source;

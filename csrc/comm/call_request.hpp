@@ -25,6 +25,7 @@ struct CallRequest {
   void *stream = nullptr;
   int device_memory = 0;  // as in isthmus_call
   bool keep = false;      // the same
+  bool commit = false;    // the same
   // For measurements: the bytes up to which this call takes the leader exchange, the same on all ranks. -1: as agreed.
   int64_t leader_bytes = -1;
 };

@@ -89,6 +89,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
  private:
   friend class Growing;    // grow.cpp
+  friend class AllOrNone;  // commit.cpp
   friend class Shrinking;  // parts.cpp
   // Without a rank and without a use of the context: make() gives both afterwards, and destroy() ends both.
   Communicator(const join::Invitation &invitation, const bootstrap::Bytes16 &key, join::Seat &seat);
@@ -110,8 +111,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const topology::Topology topology_;
   const Terms terms_;
   PlanCache plans_;
-  Mutex split_mutex_;  // one split, shrink or grow at a time; held while the ranks speak with each other
+  Mutex split_mutex_;  // one split, shrink, grow or commit at a time; held while the ranks speak with each other
   Confirmation confirmation_ ISTHMUS_GUARDED_BY(split_mutex_);
+  bool undone_ ISTHMUS_GUARDED_BY(split_mutex_) = false;  // an operation was not done on all ranks: see commit()
   struct {  // the two streams of the user that were ordered last, and the event between them
     Mutex mutex;
     std::unique_ptr<device::Stream> before ISTHMUS_GUARDED_BY(mutex), after ISTHMUS_GUARDED_BY(mutex);

@@ -32,8 +32,9 @@ struct PythonCall {
     options.size = sizeof options;
     has_options = true;
   }
-  void keep_output() noexcept {  // for the case that the operation fails
+  void keep_output(bool commits) noexcept {  // for the case that the operation fails, here or anywhere
     options.keep = 1;
+    options.commit = commits;
     options.size = sizeof options;
     has_options = true;
   }

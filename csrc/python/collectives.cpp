@@ -21,13 +21,13 @@ bool read_in_out(PythonCall &call, PyObject *x, PyObject *out, Array *in, Array 
 
 PyObject *all_reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
   static const Signature signature("all_reduce", 1, 3,
-                                   {"x", "op", "out", "async_op", "timeout", "scale", "stream", "keep_input"});
+                                   {"x", "op", "out", "async_op", "timeout", "scale", "stream", "keep_input", "commit"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   OperationCall launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
   Array in, out;
-  if (!launch.open(self, v[3], v[4], v[6], v[7]) || !read_op(v[1], launch.call, &op) || !launch.scale(v[5], op) ||
+  if (!launch.open(self, v[3], v[4], v[6], v[7], v[8]) || !read_op(v[1], launch.call, &op) || !launch.scale(v[5], op) ||
       !read_in_out(launch, v[0], v[2], &in, &out))
     return nullptr;
   void *recv = out ? out.data : in.data;
@@ -40,15 +40,15 @@ PyObject *all_reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t give
 }
 
 PyObject *reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("reduce", 1, 4,
-                                   {"x", "root", "op", "out", "async_op", "timeout", "scale", "stream", "keep_input"});
+  static const Signature signature(
+      "reduce", 1, 4, {"x", "root", "op", "out", "async_op", "timeout", "scale", "stream", "keep_input", "commit"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   OperationCall launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
   int root = 0;
   Array in, out;
-  if (!launch.open(self, v[4], v[5], v[7], v[8]) || !read_int(v[1], launch.call, "root", &root) ||
+  if (!launch.open(self, v[4], v[5], v[7], v[8], v[9]) || !read_int(v[1], launch.call, "root", &root) ||
       !in_world(launch.call, "root", root, launch.communicator->size()) || !read_op(v[2], launch.call, &op) ||
       !launch.scale(v[6], op))
     return nullptr;
@@ -67,13 +67,14 @@ PyObject *reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t given, P
 }
 
 PyObject *broadcast(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("broadcast", 0, 3, {"x", "root", "out", "async_op", "timeout", "stream", "keep_input"});
+  static const Signature signature("broadcast", 0, 3,
+                                   {"x", "root", "out", "async_op", "timeout", "stream", "keep_input", "commit"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   OperationCall launch{signature.function()};
   int root = 0;
   Array in, out;
-  if (!launch.open(self, v[3], v[4], v[5], v[6]) || !read_int(v[1], launch.call, "root", &root) ||
+  if (!launch.open(self, v[3], v[4], v[5], v[6], v[7]) || !read_int(v[1], launch.call, "root", &root) ||
       !in_world(launch.call, "root", root, launch.communicator->size()))
     return nullptr;
   const bool is_root = launch.communicator->rank() == root;
@@ -157,12 +158,13 @@ PyObject *reduce_scatter(PyObject *self, PyObject *const *arguments, Py_ssize_t 
 }
 
 PyObject *all_to_all(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("all_to_all", 1, 2, {"x", "out", "async_op", "timeout", "stream", "keep_input"});
+  static const Signature signature("all_to_all", 1, 2,
+                                   {"x", "out", "async_op", "timeout", "stream", "keep_input", "commit"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   OperationCall launch{signature.function()};
   Array in, out;
-  if (!launch.open(self, v[2], v[3], v[4], v[5])) return nullptr;
+  if (!launch.open(self, v[2], v[3], v[4], v[5], v[6])) return nullptr;
   const auto result = py::reinterpret_steal<py::object>(v[1] ? Py_NewRef(v[1]) : new_array("same", v[0], 0));
   if (!result || !read_in_out(launch, v[0], result.ptr(), &in, &out)) return nullptr;
   const auto world = static_cast<uint64_t>(launch.communicator->size());
@@ -312,7 +314,8 @@ PyObject *recv(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyO
 
 }  // namespace
 
-bool OperationCall::open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream, PyObject *keep) {
+bool OperationCall::open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream, PyObject *keep,
+                         PyObject *commits) {
   self = self_object;
   communicator = behind(self_object);
   if (!communicator) {
@@ -320,14 +323,12 @@ bool OperationCall::open(PyObject *self_object, PyObject *async_value, PyObject 
     return false;
   }
   handle = communicator->handle(call);
-  bool keeps = false;
-  if (!handle || !read_truth(async_value, &async_op) || !read_truth(keep, &keeps)) return false;
-  if (keeps) keep_output();
-  if (timeout) {
-    if (!read_timeout(timeout, call, &options.timeout)) return false;
-    options.size = sizeof options;
-    has_options = true;
-  }
+  bool keeps = false, all_or_none = false;
+  if (!handle || !read_truth(async_value, &async_op) || !read_truth(keep, &keeps) || !read_truth(commits, &all_or_none))
+    return false;
+  if (keeps || all_or_none) keep_output(all_or_none);
+  if (!read_timeout(timeout, call, &options.timeout)) return false;
+  has_options = has_options || timeout;
   if (stream) {
     void *const given = PyLong_AsVoidPtr(stream);
     if (PyErr_Occurred()) {

@@ -22,7 +22,8 @@ struct OperationCall : PythonCall {
   bool async_op = false;
 
   // False with a Python error.
-  bool open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream, PyObject *keep = nullptr);
+  bool open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream, PyObject *keep = nullptr,
+            PyObject *commit = nullptr);
   // Reads the factor of PREMUL_SUM. That op needs a factor; every other op refuses one. False with a Python error.
   bool scale(PyObject *by, isthmus_redop op);
 };

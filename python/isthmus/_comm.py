@@ -45,6 +45,11 @@ class Comm(_core.Comm):
       or `out`, holds what it held before. So the call can be made again on the communicator that comes of `shrink`. It
       costs a copy of the array before the operation. No operation that is still in flight may write to the array. Not
       for a device's memory, and not in a group.
+    - **`commit`** (the same four): the operation is done on all ranks, or on none that lives. It keeps the input as above,
+      and behind it the ranks agree whether it has ended well on all. Where it has not, or a rank is lost, the array holds
+      what it held before on all ranks, all of them raise, and the communicator has failed; `error.ranks` are those that are
+      lost or did not come. All ranks give it, or none. Not with `async_op`: the call blocks. Where a rank hears no answer,
+      the error says that what the others have is not known.
     - **Threads**: any thread may call. The order of the calls must be the same on all ranks.
 
     As a context manager the communicator is destroyed at the end of the block. Where an exception ends the block:

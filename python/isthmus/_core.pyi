@@ -82,6 +82,7 @@ class Comm:
         scale: float | None = None,
         stream: int | None = None,
         keep_input: bool = False,
+        commit: bool = False,
     ) -> _A: ...
     @overload
     def all_reduce(
@@ -95,6 +96,7 @@ class Comm:
         scale: float | None = None,
         stream: int | None = None,
         keep_input: bool = False,
+        commit: bool = False,
     ) -> Work: ...
     @overload
     def reduce(
@@ -109,6 +111,7 @@ class Comm:
         scale: float | None = None,
         stream: int | None = None,
         keep_input: bool = False,
+        commit: bool = False,
     ) -> _A | None: ...
     @overload
     def reduce(
@@ -123,6 +126,7 @@ class Comm:
         scale: float | None = None,
         stream: int | None = None,
         keep_input: bool = False,
+        commit: bool = False,
     ) -> Work: ...
     @overload
     def broadcast(
@@ -135,6 +139,7 @@ class Comm:
         timeout: float | None = None,
         stream: int | None = None,
         keep_input: bool = False,
+        commit: bool = False,
     ) -> _A: ...
     @overload
     def broadcast(
@@ -147,6 +152,7 @@ class Comm:
         timeout: float | None = None,
         stream: int | None = None,
         keep_input: bool = False,
+        commit: bool = False,
     ) -> Work: ...
     @overload
     def all_gather(
@@ -196,6 +202,7 @@ class Comm:
         timeout: float | None = None,
         stream: int | None = None,
         keep_input: bool = False,
+        commit: bool = False,
     ) -> _A: ...
     @overload
     def all_to_all(
@@ -207,6 +214,7 @@ class Comm:
         timeout: float | None = None,
         stream: int | None = None,
         keep_input: bool = False,
+        commit: bool = False,
     ) -> Work: ...
     @overload
     def gather(

@@ -74,6 +74,7 @@ static void collectives(isthmus_comm_t comm) {
   const uint64_t counts[WORLD] = {300, 700}, displs[WORLD] = {700, 0};
   uint64_t back[WORLD], mine[WORLD];
   isthmus_call call = ISTHMUS_CALL_INIT;
+  isthmus_work_t committed = NULL;
   const uint64_t before = isthmus_comm_sequence(comm);
   call.timeout = 60;
   call.label = "step";
@@ -86,6 +87,18 @@ static void collectives(isthmus_comm_t comm) {
   fill();
   OK(isthmus_all_reduce(comm, send_buffer, send_buffer, N, ISTHMUS_FLOAT32, ISTHMUS_SUM, &call, NULL));
   CHECK(equal(send_buffer, 0, N, 0, 1));
+
+  fill(); /* on both ranks or on neither: it blocks */
+  call.commit = 1;
+  OK(isthmus_all_reduce(comm, send_buffer, send_buffer, N, ISTHMUS_FLOAT32, ISTHMUS_SUM, &call, NULL));
+  CHECK(equal(send_buffer, 0, N, 0, 1));
+  OK(isthmus_barrier(comm, &call, NULL));
+  CHECK(isthmus_barrier(comm, &call, &committed) == ISTHMUS_ERR_UNSUPPORTED && !committed);
+  CHECK(isthmus_last_error_ranks(NULL, 0) == 0);
+  OK(isthmus_group_begin());
+  CHECK(isthmus_barrier(comm, &call, NULL) == ISTHMUS_ERR_UNSUPPORTED);
+  CHECK(isthmus_group_end(NULL) == ISTHMUS_ERR_UNSUPPORTED);
+  call.commit = 0;
 
   fill();
   OK(isthmus_all_reduce(comm, send_buffer, recv_buffer, N, ISTHMUS_FLOAT32, ISTHMUS_PREMUL_SUM, &call, NULL));

@@ -149,9 +149,16 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
    * input, also in place. The call copies that memory first: as many bytes, until the operation is over. So no operation that is still in
    * flight may write there. Memory of the host and collectives alone, and not in a group: else ISTHMUS_ERR_UNSUPPORTED. */
   uint64_t keep;
+  /* Not 0: the operation is done on all ranks, or on none that lives. It has `keep`; behind it the ranks agree (as by
+   * isthmus_comm_agree) whether it has ended well on all. Where it has not, or a rank is lost, the communicator has failed on all, the
+   * memory is as before, and all get an error: isthmus_last_error_ranks() are those that are out. All ranks give it, or none. The call
+   * blocks, and threads of one rank have one such call at a time: with a work, or in a group, it is ISTHMUS_ERR_UNSUPPORTED. A rank that
+   * does not come to it by the deadline is left out; so the call takes up to three times its timeout. Where it hears no answer, the text
+   * says that what the others have is not known. */
+  uint64_t commit;
 } isthmus_call;
 /* Every default: isthmus_call call = ISTHMUS_CALL_INIT; */
-#define ISTHMUS_CALL_INIT {sizeof(isthmus_call), 0, 1, NULL, ISTHMUS_STREAM_NONE, NULL, NULL, ISTHMUS_MEMORY_UNCLAIMED, 0}
+#define ISTHMUS_CALL_INIT {sizeof(isthmus_call), 0, 1, NULL, ISTHMUS_STREAM_NONE, NULL, NULL, ISTHMUS_MEMORY_UNCLAIMED, 0, 0}
 
 /* ---- life of a communicator ---------------------------------------------------------------------------------------- */
 ISTHMUS_API const char *isthmus_version(void);
