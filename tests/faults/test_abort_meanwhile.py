@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import isthmus
-from jobs import DEADLINE, Me, Zygote, job, total
+from events import until_asleep
+from jobs import DEADLINE, Me, Zygote, all_say, job, total, until_failed
 from patience import SOON
 from test_grow import shared_ticket, tickets_of
 
@@ -91,6 +94,61 @@ def test_it_ends_a_wait_behind_the_first_agreement_and_says_so(zygote: Zygote, s
         ranks[0].tell("it waits")
         said = ranks[0].result()
         assert said["kind"] == "AbortedError" and HERE.search(said["text"]), said
+
+
+def reconfigures(comm: isthmus.Comm, me: Me, **more: Any) -> dict[str, Any]:
+    """How it ends on another thread, where this one aborts it once that is in it, and sleeps."""
+    said: list[dict[str, Any]] = []
+    waits = threading.Thread(target=lambda: said.append(me.caught(lambda: comm.reconfigure(**more))))
+    waits.start()
+    while True:
+        try:
+            comm.set_timeout(DEADLINE)
+        except isthmus.ArgumentError:
+            break
+    until_asleep(waits)
+    comm.abort("enough")
+    waits.join(SOON)
+    assert said, "the call goes on"
+    return said[0]
+
+
+def test_it_ends_a_reconfigure_that_waits_for_operations_in_flight(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        if me.rank == 1:
+            me.hear()
+            return None
+        work = comm.all_reduce(np.ones(4), async_op=True)  # to which rank 1 does not come
+        said = reconfigures(comm, me)
+        return said["kind"], bool(HERE.search(said["text"])), me.caught(work.wait)["kind"]
+
+    with job(zygote, 2, body, shape) as ranks:
+        assert ranks[0].result() == ("AbortedError", True, "AbortedError")
+        ranks[1].tell("end")
+
+
+def test_it_ends_a_reconfigure_that_waits_for_newcomers_wherever_that_stands(zygote: Zygote, shape: str) -> None:
+    """Also where the ranks that are left have made an epoch of their own: it goes over to that one, and that is aborted."""
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        ticket = shared_ticket(me, comm)
+        comm.barrier()
+        me.send("ready")
+        if me.rank == 2:
+            me.hear()
+        until_failed(comm)
+        if me.rank == 1:
+            return me.caught(lambda: comm.reconfigure(ticket=ticket))["kind"]
+        said = reconfigures(comm, me, ticket=ticket)
+        return said["kind"], bool(HERE.search(said["text"])), comm.error is not None
+
+    with job(zygote, 3, body, shape) as ranks:
+        tickets_of(ranks, 0)
+        all_say(ranks, "ready")
+        ranks[2].signal(signal.SIGKILL)
+        assert ranks[0].result() == ("AbortedError", True, True)
 
 
 def test_after_it_the_call_may_be_made_again(zygote: Zygote, shape: str) -> None:
