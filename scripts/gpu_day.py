@@ -72,6 +72,7 @@ class Step:
     seconds: float  # its time limit
     command: tuple[str, ...]
     rehearsed: bool = True  # has a meaning on a simulated device
+    shares: bool = False  # processes whose kernels wait for each other share a GPU
 
 
 Ended = tuple[str, str, float]  # the step, how it ended, its seconds
@@ -92,7 +93,7 @@ def parts(programs: Path, rehearse: bool, out: Path) -> dict[str, list[Step]]:
     quick = ("--quick", "--rounds", "1", "--block", "0.01")
     sizes = ("--sizes", *map(str, (8, 4 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)), "--rounds", "3", "--block", "0.05")
     chosen = quick if rehearse else (*sizes, "--check")  # a step whose figures miss a target has failed
-    one = ("--ranks", "gpu,cpu")
+    one, two = ("--ranks", "gpu,cpu"), ("--ranks", "gpu,gpu")
     ddp = ("--rehearse",) if rehearse else ()
     return {
         "check": [
@@ -106,14 +107,17 @@ def parts(programs: Path, rehearse: bool, out: Path) -> dict[str, list[Step]]:
         "trace": [Step("trace", 300, traced)],
         "torch": [
             Step("torch", 200, (*tests, "tests/gpu/test_torch_gpu.py")),
-            Step("ddp", 200, (*tests, "tests/gpu/test_gpu.py", "-k", "ddp or door")),
+            Step("ddp", 200, (*tests, "tests/gpu/test_gpu.py", "-k", "ddp or door"), shares=True),
             Step("quick", 140, python("bench/gpu.py", *simulated, *quick, "--out", str(out / "quick.json"))),
         ],
         "bench": [
-            Step("gpu", 290, python("bench/gpu.py", *simulated, *chosen, "--out", str(out / "gpu.json"))),
-            Step("one", 250, python("bench/gpu.py", *simulated, *chosen, *one, "--out", str(out / "gpu_one.json"))),
+            Step("gpu", 180, python("bench/gpu.py", *simulated, *chosen, "--out", str(out / "gpu.json"))),
+            Step("one", 180, python("bench/gpu.py", *simulated, *chosen, *one, "--out", str(out / "gpu_one.json"))),
+            Step("two", 180, python("bench/gpu.py", *simulated, *chosen, *two, "--out", str(out / "gpu_two.json"))),
         ],
-        "train": [Step("ddp", 400, python("bench/ddp.py", *ddp, "--rounds", "3", "--out", str(out / "ddp.json")))],
+        "train": [
+            Step("ddp", 400, python("bench/ddp.py", *ddp, "--rounds", "3", "--out", str(out / "ddp.json")), shares=True)
+        ],
     }
 
 
@@ -270,6 +274,26 @@ def other_nccl(theirs: Path | None) -> Iterator[None]:
             kept.replace(theirs)
 
 
+@contextlib.contextmanager
+def service(step: Step, rehearse: bool) -> Iterator[dict[str, str]]:
+    """NVIDIA's multi-process service for a step that shares a GPU, where there is one; the variables that lead to it.
+
+    Without the service the processes take turns, and kernels that wait for each other wait for turns.
+    """
+    control = None if rehearse or not step.shares else shutil.which("nvidia-cuda-mps-control")
+    if control is None:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="isthmus-mps-") as made:
+        found = {"CUDA_MPS_PIPE_DIRECTORY": made, "CUDA_MPS_LOG_DIRECTORY": made}
+        subprocess.run([control, "-d"], env={**os.environ, **found}, check=True, timeout=30, stdin=subprocess.DEVNULL)
+        try:
+            yield found
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run([control], env={**os.environ, **found}, input=b"quit\n", check=False, timeout=30)
+
+
 def run_step(step: Step, cwd: Path, log: Path, seconds: float, env: dict[str, str]) -> tuple[str, float]:
     """How it ended: ok, failed with its status, or over its time. All processes of the step end with it."""
     begin = time.monotonic()
@@ -349,7 +373,8 @@ def run_part(part: str, options: argparse.Namespace, tree: Path, out: Path, env:
             table.append((step.name, "left out: no time", 0.0))
             continue
         log = out / f"{part}-{step.name}.txt"
-        said, took = run_step(step, tree, log, min(step.seconds, left), env)
+        with service(step, options.rehearse) as more:
+            said, took = run_step(step, tree, log, min(step.seconds, left), {**env, **more})
         table.append((step.name, said, took))
         print(f"--- {part} {step.name}: {said}, {took:.1f} s", flush=True)
         if said != "ok" or options.verbose:

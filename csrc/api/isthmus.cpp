@@ -12,6 +12,7 @@
 #include "base/fork.hpp"
 #include "base/log.hpp"
 #include "bootstrap/rendezvous.hpp"
+#include "collective/end_marks.hpp"
 #include "comm/buffer_memory.hpp"
 #include "comm/commit.hpp"
 #include "comm/communicator.hpp"
@@ -1079,7 +1080,7 @@ isthmus_result isthmus_work_order(isthmus_work_t work, void *stream) {
     check_ours(op, "work_order");
     if (!op->over() && op->call.order_later) {
       if (op->is_p2p()) op->rank->messages().streams().order(op, stream);
-      else op->rank->collectives().order(op, stream);
+      else i::collective::order_behind(*op->core, op->rank->collectives().device(), op, stream);
     }
     if (op->over()) return result_of(op);
     if (op->core->failed()) throw i::Error(op->core->failure());

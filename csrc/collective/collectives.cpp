@@ -71,14 +71,6 @@ void Collectives::submit_to_device(Operation *op) noexcept {
   }
 }
 
-void Collectives::order(Operation *op, void *stream) noexcept {
-  const SubmitLock::Held order = core_.lock_for(core_.collective_lock, op);
-  if (!order || op->over() || core_.failed() || !device_.executor()) return;
-  try {
-    device_.executor()->order(*op, stream);
-  } catch (const Error &e) { core_.not_submitted(*op, e); }
-}
-
 // Where the host can begin at once, the stream need not wait at the gate for the host.
 void Collectives::begin_if_first(Operation *op) noexcept {
   if (!core_.exec.try_take()) return;
@@ -140,8 +132,7 @@ void Collectives::end_all(Code code) noexcept {
 
 void Collectives::release(Operation &op, Code result) noexcept {
   if (op.run.bounce) device_.bounce_output(op, result == Code::Ok);
-  if (op.run.on_device && result == Code::Ok && device_.executor()) device_.executor()->ended_well(op);
-  if (op.run.end_mark && device_.executor()) device_.executor()->give_mark(op);
+  if (device_.executor()) device_.executor()->is_over(op, result == Code::Ok);
   memory_.give(op);
   if (std::exchange(op.run.waits_for_ranks, false)) engine::leave_waits(core_);
 }

@@ -58,8 +58,6 @@ class Collectives {
   // The first operation, for which all others wait, if that operation is late. Compares the call of the peer that blocks the operation. With the
   // right to execute. Null: the operation is not late, or the communicator has failed.
   const Operation *late(int64_t now) noexcept;
-  // What `stream` is given from now on comes behind `op`, which was to be ordered later. Any thread.
-  void order(Operation *op, void *stream) noexcept;
   uint64_t progress() const noexcept;  // another number whenever something has gone on, of the host or the device
 
   // For people, and for other processes that ask what this rank does.

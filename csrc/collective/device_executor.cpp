@@ -105,10 +105,15 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   ties.rejoin(stream, work_->beside.get());
   for (uint32_t k = 0; k < op.run.bounce.output_pieces; ++k) piece(op, op.run.bounce.input_pieces + k, work_->output);
   if (op.run.lent_output) copy_blocks(stream, op.call.output_there, work_->output, o.output_displ, o.output_bytes);
-  if (op.call.order_later) op.run.end_mark = work_->marks.mark(*work_->runtime, stream);
+  if (op.call.order_later) op.end.mark = work_->marks.mark(*work_->runtime, stream);
   else if (op.call.on_stream) ties.user_behind(stream);
   early_.given(op);
   work_->signals.end(op.sequence, stream);  // last: this signal ends the operation, so nothing may fail behind the signal
+}
+
+void DeviceExecutor::is_over(Operation &op, bool well) noexcept {
+  if (op.run.on_device && well) work_->loan.ended_well(op);
+  if (op.end.mark) work_->marks.give(op.end.mark);
 }
 
 // The device works on pinned memory of the user's where the memory lies. There are two exceptions: a copy would be from the host to the host,
@@ -160,10 +165,6 @@ void DeviceExecutor::piece(const Operation &op, uint32_t k, std::byte *there) {
   there += b.begin(k);
   work_->runtime->copy(stream, input ? there : here, input ? here : there, b.bytes(k), &work_->cancelled);
   if (!input || k + b.slots < b.input_pieces) work_->signals.copy(op.sequence, k + 1, stream);
-}
-
-void DeviceExecutor::order(const Operation &op, void *stream) {
-  if (op.run.end_mark) op.run.end_mark->hold(work_->ties.user(*work_->runtime, device(), stream));
 }
 
 void DeviceExecutor::finish(uint64_t sequence) noexcept {

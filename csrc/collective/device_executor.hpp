@@ -67,15 +67,11 @@ class DeviceExecutor {
   // Where the device finds the rings that plans read (Memory::Ring), by rank of the communicator. Called before the first submission.
   void reaches(std::vector<std::byte *> rings) { rings_ = std::move(rings); }
   std::byte *arena() const noexcept { return work_->arena; }  // where the device finds the beginning of this process's
-  bool capturing(void *stream) {                              // the user's. By the thread that submits
-    return work_->ties.user(*work_->runtime, device(), stream).capturing();
+  device::Stream &user(void *stream) {                        // the user's. By the thread that submits
+    return work_->ties.user(*work_->runtime, device(), stream);
   }
-  // What `stream` of the program's is given later comes behind `op`, which was to be ordered later and was submitted. With the lock of those who
-  // submit.
-  void order(const Operation &op, void *stream);
-  void give_mark(const Operation &op) noexcept { work_->marks.give(op.run.end_mark); }  // `op` is over. Any thread
-  // `op`, which was submitted and has used memory of the device on its way, has come to its end there.
-  void ended_well(Operation &op) noexcept { work_->loan.ended_well(op); }
+  // `op`, which was submitted, is over: memory of the device that it has used on its way, and the mark of its end, go back. Any thread.
+  void is_over(Operation &op, bool well) noexcept;
   void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted, where submit() has thrown
 
   // Where the host list and the device list meet. Any thread.

@@ -57,7 +57,7 @@ bool DeviceSide::capturing(void *stream) {
   try {
     const SubmitLock::Held order = core_.collective_lock.try_take();
     if (!order) return core_.device && core_.device.runtime->adopt(core_.device.number, stream)->capturing();
-    return executor_ && executor_->capturing(stream);
+    return executor_ && executor_->user(stream).capturing();
   } catch (const Error &) {
     if (!core_.failed()) throw;
   }

@@ -6,9 +6,15 @@
 #include <vector>
 
 #include "base/spin_lock.hpp"
+#include "collective/engine_names.hpp"
 #include "device/runtime.hpp"
 
 namespace isthmus::collective {
+
+class DeviceSide;
+
+// What `stream` of the program's is given from now on comes behind `op`, which was to be ordered later. Any thread.
+void order_behind(RankCore &core, DeviceSide &device, Operation *op, void *stream) noexcept;
 
 class EndMarks {
  public:

@@ -10,6 +10,18 @@ namespace isthmus::collective {
 using plan::Memory;
 using plan::StepKind;
 
+namespace {
+
+// How the stores go is measured as for copies without helpers.
+void copy_into_slot(process::Helpers &helpers, StreamingCopy &streaming, std::byte *to, const std::byte *from,
+                    uint64_t bytes) noexcept {
+  if (!helpers.help_copy(bytes)) return streaming.copy(to, from, bytes);
+  const uint64_t done = streaming.begin(to, from, bytes);
+  helpers.copy(to + done, from + done, bytes - done, streaming.streams(bytes));
+}
+
+}  // namespace
+
 HostExecutor::HostExecutor(RankCore &core, Descriptions &descriptions, SlotMemory &memory, DeviceSide &device,
                            StreamingCopy &streaming, uint64_t credit_window)
     : core_(core),
@@ -262,20 +274,9 @@ Outcome HostExecutor::move(Operation &op, const plan::Step &step, uint32_t c, ui
   const std::byte *from = address(op, op.plan->sources[step.source], c);
   if (!to || !from) return Outcome::Blocked;
   if (step.scaled) scale(to, from, bytes, op.call);
-  else if (step.dst.memory == Memory::Ring) copy_into_slot(to, from, wide);
-  else if (to != from) copy_out(to, from, wide, step.stream && op.run.streams);
+  else if (step.dst.memory == Memory::Ring) copy_into_slot(core_.context->helpers(), streaming_, to, from, wide);
+  else if (to != from) core_.context->helpers().copy(to, from, wide, step.stream && op.run.streams);
   return Outcome::Moved;
-}
-
-void HostExecutor::copy_into_slot(std::byte *to, const std::byte *from, uint64_t bytes) noexcept {
-  if (!core_.context->helpers().help_copy(bytes)) return streaming_.copy(to, from, bytes);
-  const uint64_t done = streaming_.begin(to, from, bytes);
-  core_.context->helpers().copy(to + done, from + done, bytes - done, streaming_.streams(bytes));
-}
-
-void HostExecutor::copy_out(std::byte *to, const std::byte *from, uint64_t bytes, bool past_caches) noexcept {
-  if (!core_.context->helpers().help_copy(bytes)) return reduce::copy(to, from, bytes, past_caches);
-  core_.context->helpers().copy(to, from, bytes, past_caches);
 }
 
 Outcome HostExecutor::reduce(Operation &op, const plan::Step &step, uint32_t c, uint64_t bytes, uint64_t wide) noexcept {

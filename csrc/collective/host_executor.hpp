@@ -45,8 +45,6 @@ class HostExecutor {
   Outcome wait(Operation &op, const plan::Step &step, int64_t value) noexcept;
   void post(Operation &op, const plan::Step &step, int64_t value) noexcept;
   Outcome move(Operation &op, const plan::Step &step, uint32_t c, uint64_t bytes, uint64_t wide) noexcept;
-  void copy_into_slot(std::byte *to, const std::byte *from, uint64_t bytes) noexcept;
-  void copy_out(std::byte *to, const std::byte *from, uint64_t bytes, bool past_caches) noexcept;
   Outcome reduce(Operation &op, const plan::Step &step, uint32_t c, uint64_t bytes, uint64_t wide) noexcept;
   Outcome send(Operation &op, const plan::Step &step, uint32_t c, uint64_t bytes, const std::byte *data) noexcept;
   Outcome receive(Operation &op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;

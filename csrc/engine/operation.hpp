@@ -89,7 +89,6 @@ struct CollectiveRun {
   int64_t ask_again_ns = 0;                      // it does not ask before, or
   uint64_t given_back = 0;                       // until more has been given back than then
   bool on_device = false;                        // it has memory of the device's on its way (DeviceExecutor)
-  device::Event *end_mark = nullptr;             // where its device work ends, if it is ordered later (DeviceExecutor)
   bool waits_for_ranks = false;                  // the device's QuietTime has counted it
   bool lent_input = false, lent_output = false;  // of these, memory that stands for the user's
   Bounce bounce;                                 // host memory of the user that a device has to work on goes through it
@@ -150,6 +149,8 @@ struct OperationEnd {
   // A group, or a message in parts: ended when `children` falls to 0.
   std::atomic<uint32_t> children{0};
   Operation *parent = nullptr;  // of a child
+  device::Event *mark =
+      nullptr;  // where the device work of a collective ends that is ordered later (collective/end_marks.hpp)
 };
 
 // The blocks of what the user gave and gets: input_displ, input_bytes, output_displ, output_bytes, one after the other.

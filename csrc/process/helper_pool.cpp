@@ -6,10 +6,8 @@
 #include <system_error>
 
 #include "base/clock.hpp"
-#include "base/copy.hpp"
 #include "base/error.hpp"
 #include "base/own_thread.hpp"
-#include "base/streaming_copy.hpp"
 
 namespace isthmus::process {
 namespace {
@@ -24,8 +22,7 @@ struct CopyJob {
 };
 
 void copy_part(const CopyJob &job, size_t begin, size_t bytes) noexcept {
-  if (job.past_caches) copy_streamed(job.to + begin, job.from + begin, bytes);
-  else copy_bytes(job.to + begin, job.from + begin, bytes);
+  reduce::copy(job.to + begin, job.from + begin, bytes, job.past_caches);
 }
 
 void reduce_part(const reduce::LocalReduction &task, size_t begin, size_t count) noexcept {

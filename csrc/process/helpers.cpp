@@ -1,8 +1,5 @@
 #include "process/helpers.hpp"
 
-#include "base/copy.hpp"
-#include "base/streaming_copy.hpp"
-
 namespace isthmus::process {
 
 void Helpers::want(int automatic) {
@@ -20,8 +17,7 @@ int Helpers::threads() const noexcept {
 
 void Helpers::copy(void *to, const void *from, size_t bytes, bool past_caches) noexcept {
   if (HelperPool *const pool = pool_.load(std::memory_order_acquire)) return pool->copy(to, from, bytes, past_caches);
-  if (past_caches) copy_streamed(to, from, bytes);
-  else copy_bytes(to, from, bytes);
+  reduce::copy(to, from, bytes, past_caches);
 }
 
 }  // namespace isthmus::process

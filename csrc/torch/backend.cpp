@@ -192,7 +192,7 @@ Backend::WorkPtr Backend::submit(BackendRequest request, Start start) {
   isthmus_call options = ISTHMUS_CALL_INIT;
   options.timeout = request.timeout > kNoTimeout ? seconds(request.timeout) : 0;
   options.scale = request.scale;
-  // The profiler's record costs as much as a small operation. So the record is made only while the profiler records.
+  // The profiler's record costs as much as a small operation, so it is made only while the profiler records.
   if (!at::hasCallbacks()) request.title = nullptr;
   // An operation on a device is always asynchronous: the operation begins behind the caller's current stream.
   const std::optional<c10::Stream> stream = stream_of(request);
@@ -244,32 +244,14 @@ Backend::WorkPtr Backend::complete(BackendRequest request, const isthmus_call &o
   return work;
 }
 
-namespace {
-
-// One call of the library, which no group of calls stands for.
-bool is_one_collective(c10d::OpType type) {
-  switch (type) {
-    case c10d::OpType::BROADCAST:
-    case c10d::OpType::ALLREDUCE:
-    case c10d::OpType::REDUCE:
-    case c10d::OpType::_ALLGATHER_BASE:
-    case c10d::OpType::_REDUCE_SCATTER_BASE:
-    case c10d::OpType::ALLTOALL_BASE: return true;
-    default: return false;
-  }
-}
-
-}  // namespace
-
 Backend::WorkPtr Backend::launch(BackendRequest request, isthmus_call options, std::optional<c10::Stream> stream,
                                  Start start) {
   const auto begin = Clock::now();
   auto work = c10::make_intrusive<TorchWork>(rank_, request.type, request.title, request.inputs, request.outputs);
   auto operation = PendingWork::make();
-  const bool later = request.waits_for_peer || (request.async && is_one_collective(request.type));
+  const bool later = request.waits_for_peer || (request.async && may_go_on_beside(request.type));
   if (stream && later && !request.staging.has_copies()) {
-    // The stream waits only when the program calls wait(). Until then kernels run beside the operation, as DDP's do beside the
-    // buckets before. And a stream that waits for a message could hold up a send for which the message's sender waits.
+    // Kernels run beside the operation until wait(), and no stream that waits for a message holds up a send to its sender.
     options.on_stream = ISTHMUS_STREAM_BEFORE;
     operation->place().begins_behind(*stream);
   } else if (stream) {

@@ -7,6 +7,18 @@
 
 namespace isthmus::torch_face {
 
+bool may_go_on_beside(c10d::OpType type) noexcept {
+  switch (type) {
+    case c10d::OpType::BROADCAST:
+    case c10d::OpType::ALLREDUCE:
+    case c10d::OpType::REDUCE:
+    case c10d::OpType::_ALLGATHER_BASE:
+    case c10d::OpType::_REDUCE_SCATTER_BASE:
+    case c10d::OpType::ALLTOALL_BASE: return true;
+    default: return false;
+  }
+}
+
 void StreamPlace::stands_on_host() {
   if (stream_) bad_argument("a coalescing block has operations on a device and on the host; give each a block of its own");
   on_host_ = true;

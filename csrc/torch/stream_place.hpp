@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <optional>
 #include <vector>
@@ -12,6 +13,9 @@
 #include "tensors.hpp"
 
 namespace isthmus::torch_face {
+
+// Operations that are one call of the library, and no group of calls: only those can be ordered later.
+bool may_go_on_beside(c10d::OpType type) noexcept;
 
 class StreamPlace {
  public:

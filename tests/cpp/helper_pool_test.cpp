@@ -1,4 +1,4 @@
-// The pool that helps to reduce: the same bits as one thread gives, whoever reduces at the same time, and nothing left of it.
+// The pool that helps with sums and copies: the same bits as one thread gives, whoever has work at the same time, and nothing left of it.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -84,6 +84,24 @@ TEST(HelperPool, CutsWideAndNarrowSourcesAlike) {
   EXPECT_EQ(std::memcmp(alone_wide.data(), shared_wide.data(), count * sizeof(float)), 0);
 }
 
+TEST(HelperPool, CopiesEverySizeThroughTheCachesAndPastThem) {
+  for (const int threads : {0, 3}) {
+    HelperPool pool(threads, kSpin);
+    for (const bool past : {false, true})
+      for (const size_t bytes :
+           {size_t{0}, size_t{1}, HelperPool::kLeast - 1, HelperPool::kLeast + 3, 16 * HelperPool::kLeast + 77})
+        for (const size_t shift : {size_t{0}, size_t{5}}) {
+          std::vector<char> from(bytes + shift), to(bytes + shift + 64, 'x');
+          for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7 + i / 251);
+          pool.copy(to.data() + 1, from.data() + shift, bytes, past);
+          EXPECT_EQ(std::memcmp(to.data() + 1, from.data() + shift, bytes), 0)
+              << bytes << " bytes, " << threads << " helpers";
+          EXPECT_EQ(to[0], 'x');
+          EXPECT_EQ(to[bytes + 1], 'x') << "nothing behind the end is written";
+        }
+  }
+}
+
 // In place: the destination is a source.
 TEST(HelperPool, WritesOverASource) {
   HelperPool pool(2, kSpin);
@@ -94,7 +112,7 @@ TEST(HelperPool, WritesOverASource) {
   EXPECT_EQ(std::memcmp(work.alone.data(), work.inputs[0].data(), work.count * sizeof(float)), 0);
 }
 
-// One is shared at a time; the others are their own threads'. Helpers fall asleep in between and are woken.
+// Several are shared at a time. Helpers fall asleep in between and are woken.
 TEST(HelperPool, ManyThreadsReduceAtOnce) {
   HelperPool pool(2, 20'000);
   std::atomic<int> wrong{0};

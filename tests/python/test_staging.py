@@ -200,8 +200,9 @@ def test_a_process_with_a_device_says_what_became_of_the_pages_that_it_asked_for
     [
         ({}, 0, ""),
         ({"ISTHMUS_STAGING_BYTES": "4M"}, 2, "chunks of 20480 bytes and not 131072"),
-        ({"ISTHMUS_CHUNK_BYTES": "1M"}, 1, "chunks of 339968 bytes and not 1048576"),
-        ({"ISTHMUS_CHUNK_BYTES": "64M"}, 1, "chunks of 339968 bytes and not 67108864"),
+        ({"ISTHMUS_STAGING_BYTES": "256M"}, 0, ""),
+        ({"ISTHMUS_CHUNK_BYTES": "1M"}, 1, "chunks of 688128 bytes and not 1048576"),
+        ({"ISTHMUS_CHUNK_BYTES": "64M"}, 1, "chunks of 688128 bytes and not 67108864"),
         ({"ISTHMUS_STAGING_BYTES": "16M", "ISTHMUS_CHUNK_BYTES": "4K"}, 0, ""),
     ],
 )

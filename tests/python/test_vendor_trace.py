@@ -100,6 +100,19 @@ def test_a_call_that_one_side_alone_makes_and_a_case_that_one_side_lacks_are_tol
     assert trace.differences(first, {"runtime": "hip", "cases": {}}) == ["one is of cuda, the other of hip"]
 
 
+def test_a_case_that_needs_two_devices_is_compared_where_both_have_two(trace: ModuleType) -> None:
+    case = f"Runtimes/{trace.TWO_DEVICES[0]}/cuda"
+
+    def recording(devices: int, calls: int) -> dict[str, Any]:
+        threads = [[["cuInit(0)", 0, None, 1], ["cuDeviceGetCount()", 0, devices, 1]]]
+        answers = {"cuInit(0)": {"0": 1}, **({"cuMemAlloc_v2()": {"0": calls}} if calls else {})}
+        return {"runtime": "cuda", "cases": {case: {"status": 0, "answers": answers, "threads": threads}}}
+
+    assert trace.devices(recording(2, 1)) == 2
+    assert trace.differences(recording(1, 0), recording(2, 1)) == []
+    assert trace.differences(recording(2, 0), recording(2, 1)) == [f"{case}: cuMemAlloc_v2(): made by the second alone"]
+
+
 def test_the_simulated_driver_answers_as_the_real_one_did(trace: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     if not RECORDED:
         pytest.skip("no recording of a real driver yet: `scripts/gpu_day.py run trace` makes one where there is a GPU")
