@@ -153,10 +153,10 @@ class Rank:
 
     # ---- the contenders ----------------------------------------------------------------------------------------------
 
-    def call(self, contender: str, collective: str, x: Any, out: Any, stream: Any = None) -> Call:
-        """On the rank's stream, or of Isthmus' calls on another."""
+    def call(self, contender: str, collective: str, x: Any, out: Any, **stream: Any) -> Call:
+        """On the rank's stream, or of Isthmus' calls on another one or none (`stream`)."""
         if contender == "isthmus":
-            return self._isthmus(collective, x, out, stream or self.stream)
+            return self._isthmus(collective, x, out, stream.get("stream", self.stream))
         return getattr(self, f"_{contender}")(collective, x, out)
 
     def _isthmus(self, collective: str, x: Any, out: Any, on: Any) -> Call:
@@ -383,21 +383,22 @@ def time_row(team: Team, collective: str, nbytes: int, rounds: int, block: float
 def buckets(team: Team, number: int, nbytes: int, rounds: int) -> dict[str, Any]:
     """Seconds of all_reduces behind each other, and of one of all their bytes.
 
-    Each bucket has a stream of its own, since nothing of a training's stream stands between two of its buckets: torch's
-    stream waits for a bucket when the program does.
+    No stream of the program's is behind a bucket, as in a training: torch's stream waits for a bucket when the program does.
     """
+    import isthmus
+
     small = [[rank.tensor(nbytes // 4, 0.0) for _ in range(number)] for rank in team.ranks]
     large = [rank.tensor(number * nbytes // 4, 0.0) for rank in team.ranks]
 
     def behind_each_other(rank: Rank, tensors: list[Any]) -> Call:
-        streams = [team.device.stream() if rank.on_gpu else None for _ in tensors]
-        calls = [rank.call("isthmus", "all_reduce", x, x, stream) for x, stream in zip(tensors, streams, strict=True)]
+        calls = [rank.call("isthmus", "all_reduce", x, x, stream=None) for x in tensors]
 
         def all_of_them() -> object:
             works = [call() for call in calls]
-            for stream in filter(None, streams):
-                stream.synchronize()
-            return works[-1]
+            for work in works:
+                if isinstance(work, isthmus.Work):
+                    work.wait()
+            return None
 
         return all_of_them
 
@@ -662,7 +663,8 @@ def rehearse_here(vendor: str) -> None:
         return
     libraries = [str(rehearse.folder().resolve() / vendor), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     print(rehearse.banner(f"{vendor}:1"), file=sys.stderr, flush=True)
-    given = {"REHEARSAL_DEVICES": "1", "REHEARSAL_QUIET": "1", "REHEARSAL_QUEUES": "8", rehearse.FLEET: f"{vendor}:1"}
+    # All ranks' streams are on one device, with several operations in flight: none is to stand behind another rank's.
+    given = {"REHEARSAL_DEVICES": "1", "REHEARSAL_QUIET": "1", "REHEARSAL_QUEUES": "32", rehearse.FLEET: f"{vendor}:1"}
     os.environ.update(given, LD_LIBRARY_PATH=os.pathsep.join(libraries))
     os.execv(sys.executable, [sys.executable, *sys.argv])
 

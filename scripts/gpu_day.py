@@ -286,12 +286,17 @@ def service(step: Step, rehearse: bool) -> Iterator[dict[str, str]]:
         return
     with tempfile.TemporaryDirectory(prefix="isthmus-mps-") as made:
         found = {"CUDA_MPS_PIPE_DIRECTORY": made, "CUDA_MPS_LOG_DIRECTORY": made}
-        subprocess.run([control, "-d"], env={**os.environ, **found}, check=True, timeout=30, stdin=subprocess.DEVNULL)
+        try:
+            subprocess.run([control, "-d"], env={**os.environ, **found}, check=True, timeout=30, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"gpu_day: no multi-process service: {error}", flush=True)
+            found = {}
         try:
             yield found
         finally:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run([control], env={**os.environ, **found}, input=b"quit\n", check=False, timeout=30)
+            if found:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    subprocess.run([control], env={**os.environ, **found}, input=b"quit\n", check=False, timeout=30)
 
 
 def run_step(step: Step, cwd: Path, log: Path, seconds: float, env: dict[str, str]) -> tuple[str, float]:

@@ -105,7 +105,7 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   ties.rejoin(stream, work_->beside.get());
   for (uint32_t k = 0; k < op.run.bounce.output_pieces; ++k) piece(op, op.run.bounce.input_pieces + k, work_->output);
   if (op.run.lent_output) copy_blocks(stream, op.call.output_there, work_->output, o.output_displ, o.output_bytes);
-  if (op.call.order_later) op.end.mark = work_->marks.mark(*work_->runtime, stream);
+  if (op.call.order_later) work_->marks.mark(op, *work_->runtime, stream);
   else if (op.call.on_stream) ties.user_behind(stream);
   early_.given(op);
   work_->signals.end(op.sequence, stream);  // last: this signal ends the operation, so nothing may fail behind the signal
@@ -113,7 +113,7 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
 
 void DeviceExecutor::is_over(Operation &op, bool well) noexcept {
   if (op.run.on_device && well) work_->loan.ended_well(op);
-  if (op.end.mark) work_->marks.give(op.end.mark);
+  if (op.end.mark) work_->marks.give(op);
 }
 
 // The device works on pinned memory of the user's where the memory lies. There are two exceptions: a copy would be from the host to the host,

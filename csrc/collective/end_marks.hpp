@@ -13,42 +13,24 @@ namespace isthmus::collective {
 
 class DeviceSide;
 
-// What `stream` of the program's is given from now on comes behind `op`, which was to be ordered later. Any thread.
-void order_behind(RankCore &core, DeviceSide &device, Operation *op, void *stream) noexcept;
+// What `stream` of the program's is given from now on comes behind `op`, which was to be ordered later. Any thread. Throws what the runtime throws,
+// and Error(Unsupported) for a stream that is being captured: then the operation goes on, and the stream is not ordered.
+void order_behind(RankCore &core, DeviceSide &device, Operation *op, void *stream);
 
 class EndMarks {
  public:
-  // What `stream` was given so far. By the thread that submits. Allocates nothing where an earlier mark was given back.
-  device::Event *mark(device::Runtime &runtime, device::Stream &stream) {
-    device::Event *event = take();
-    if (!event) {
-      auto made = runtime.make_event(stream.device());
-      event = made.get();
-      const Lock lock(lock_);
-      made_.push_back(std::move(made));
-      spare_.reserve(made_.size());  // so that give() never allocates
-    }
-    event->record(stream);
-    return event;
-  }
-  // The operation is over. Any thread.
-  void give(device::Event *event) noexcept {
+  // What `stream` was given so far is the end of `op`. By the thread that submits. Allocates nothing where an earlier mark was given back.
+  void mark(Operation &op, device::Runtime &runtime, device::Stream &stream);
+  // `op` is over. Any thread. A thread that orders another stream behind `op` may still look at the mark, and sees by the number whose it is.
+  void give(const Operation &op) noexcept {
     const Lock lock(lock_);
-    spare_.push_back(event);
+    spare_.push_back(op.end.mark);
   }
 
  private:
-  device::Event *take() noexcept {
-    const Lock lock(lock_);
-    if (spare_.empty()) return nullptr;
-    device::Event *const event = spare_.back();
-    spare_.pop_back();
-    return event;
-  }
-
   SpinLock lock_;
-  std::vector<std::unique_ptr<device::Event>> made_ ISTHMUS_GUARDED_BY(lock_);
-  std::vector<device::Event *> spare_ ISTHMUS_GUARDED_BY(lock_);
+  std::vector<std::unique_ptr<engine::EndMark>> made_ ISTHMUS_GUARDED_BY(lock_);
+  std::vector<engine::EndMark *> spare_ ISTHMUS_GUARDED_BY(lock_);
 };
 
 }  // namespace isthmus::collective

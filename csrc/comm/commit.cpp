@@ -4,25 +4,26 @@
 #include <cstring>
 
 #include "base/clock.hpp"
+#include "comm/abort_watch.hpp"
 #include "comm/communicator.hpp"
 
 namespace isthmus::comm {
 namespace {
 
 // What a rank contributes: a mark, the operation's number, and whether it has ended well here. A rank that makes another call contributes something
-// else.
-constexpr uint64_t kCommits = uint64_t{0x69636d} << 40, kDone = 1;
-uint64_t mark_of(const engine::Operation &op) { return kCommits | (op.sequence << 1 & ((uint64_t{1} << 40) - 1)); }
+// else. The two lowest bits are 0: they say "made" to ranks that still confirm what an earlier call has made (Confirmation).
+constexpr uint64_t kCommits = uint64_t{0x69636d} << 40, kDone = 4;
+uint64_t mark_of(const engine::Operation &op) { return kCommits | (op.sequence << 3 & ((uint64_t{1} << 40) - 1)); }
 
 // The verdict of all. Another rank may be in its operation until the deadline of that, and then looks for who is to blame. Who has not come by then is
 // named, so that the others hear an answer: the one that leads the agreement knows who.
-rank::Verdict ask(rank::Rank &local, uint64_t flags, const engine::Operation &op) {
+rank::Verdict ask(rank::Rank &local, uint64_t flags, const engine::Operation &op, const AbortWatch &watch) {
   constexpr int64_t kLeastNs = 2'000'000'000;  // more than a search for who is to blame
   const int64_t patience = std::max(seconds_to_ns(op.call.timeout), kLeastNs);
-  // Who is interrupted leaves at once, and the others hear that: no rank waits for its word.
+  // Who is interrupted leaves at once, and who is aborted: the others hear that, and no rank waits for its word.
   const auto interrupted = [&] {
     Status why = local.core().failure();
-    return why.code == Code::Interrupted ? why : Status();
+    return why.code == Code::Interrupted ? why : watch.status();
   };
   try {
     return local.agreement().agree(flags, {}, false, Deadline::at_ns(std::max(op.time.deadline_ns, now_ns()) + patience),
@@ -34,13 +35,13 @@ rank::Verdict ask(rank::Rank &local, uint64_t flags, const engine::Operation &op
 }
 
 // Why it is not done on all. OK: it is.
-Status outcome(rank::Rank &local, const engine::Operation &op) {
+Status outcome(rank::Rank &local, const engine::Operation &op, const AbortWatch &watch) {
   const Status own{op.end.result, op.end.text, op.end.ranks};
   if (own.code == Code::Interrupted) return own;
   const auto what = [&] { return local.core().describe(op); };
   rank::Verdict verdict;
   try {
-    verdict = ask(local, mark_of(op) | (own.ok() ? kDone : 0), op);
+    verdict = ask(local, mark_of(op) | (own.ok() ? kDone : 0), op, watch);
   } catch (const Error &e) {
     if (!own.ok()) return own;  // so it is done on none
     const bool out = !local.agreement().members().has(local.id().rank);
@@ -50,6 +51,10 @@ Status outcome(rank::Rank &local, const engine::Operation &op) {
             e.ranks()};
   }
   std::vector<int> lost = verdict.out.list();
+  // An earlier agreement may have gone on without some, who still take part in operations.
+  const rank::RankSet members = local.agreement().members();
+  for (int r = 0; r < local.id().world; ++r)
+    if (!members.has(r) && std::find(lost.begin(), lost.end(), r) == lost.end()) lost.push_back(r);
   if (verdict.flags == (mark_of(op) | kDone) && lost.empty()) return {};
   if (!own.ok()) return {own.code, own.text, lost.empty() ? own.ranks : lost};
   if (!lost.empty()) {
@@ -85,10 +90,11 @@ class AllOrNone {
   static Status run(Communicator &whole, engine::Operation &op) {
     const Lock lock(whole.split_mutex_);
     rank::Rank &local = whole.local();
+    const AbortWatch watch(local);
     local.run(&op);
     local.driver().wait(&op, INT64_MAX);
     if (whole.undone_) return {op.end.result, op.end.text, op.end.ranks};
-    Status end = outcome(local, op);
+    Status end = outcome(local, op, watch);
     if (end.ok()) return end;
     whole.undone_ = true;
     if (op.end.result == Code::Ok && op.kept.bytes) std::memcpy(op.call.output, op.kept.bytes.get(), op.kept.size);

@@ -118,6 +118,7 @@ void Operation::reset() noexcept {
   end.callback.store(Callback::None, std::memory_order_relaxed);
   end.children.store(0, std::memory_order_relaxed);
   end.parent = nullptr;
+  end.mark = nullptr;
   life.next = nullptr;
 }
 

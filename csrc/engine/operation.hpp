@@ -136,6 +136,13 @@ struct MessageCopy {
 
 enum class Callback : uint8_t { None, Due, Returned };  // of the program, where the operation has one
 
+// Where a device comes to the end of an operation behind which the program's streams come later (collective/end_marks.hpp). A mark is used again,
+// for the operation of that number, with the lock of those who submit.
+struct EndMark {
+  std::unique_ptr<device::Event> event;
+  uint64_t sequence = 0;
+};
+
 // `ended` is set (release) after result, text and ranks.
 struct OperationEnd {
   std::atomic<uint32_t> ended{0};
@@ -149,8 +156,7 @@ struct OperationEnd {
   // A group, or a message in parts: ended when `children` falls to 0.
   std::atomic<uint32_t> children{0};
   Operation *parent = nullptr;  // of a child
-  device::Event *mark =
-      nullptr;  // where the device work of a collective ends that is ordered later (collective/end_marks.hpp)
+  EndMark *mark = nullptr;      // of a collective that is ordered later
 };
 
 // The blocks of what the user gave and gets: input_displ, input_bytes, output_displ, output_bytes, one after the other.

@@ -79,8 +79,9 @@ bool StreamBook::takes_bulk(size_t s, uint64_t bytes, uint64_t waiting, int64_t 
     if (!has_room(o)) continue;
     const Pace &pace = ledgers_[o].pace;
     const double rate = pace.rate(now_ns);
-    // What is not known is tried, and what has rested as well.
-    if (rate == 0 || pace.rested(bytes, now_ns)) return mine == 0 || o == s || pace.owed != 0;
+    // What is not known is tried, and what has rested as well, unless other frames hold it up.
+    if (rate == 0) return mine == 0 || o == s || pace.owed != 0;
+    if (pace.rested(bytes, now_ns) && ledgers_[o].owed.size() == 0) return mine == 0 || o == s || pace.owed != 0;
     all += rate;
     rest += static_cast<double>(pace.owed);
     const double then = through(pace, rate);

@@ -39,6 +39,7 @@ class StreamSilence {
     several_ = a.unanswered >= kSeveral;
     if (!waited || !waits_ || a.quiet_ns < gap) {
       silent_ = late_ = waited && waits_ ? std::min(a.quiet_ns, counted) : 0;
+      since_ = now;
       again_ = -1;
       repeated_ = a.repeated;
       return 0;
@@ -63,14 +64,15 @@ class StreamSilence {
     waits_ = several_ = false;
     silent_ = late_ = 0;
     again_ = -1;
-    looked_ = now;
+    looked_ = since_ = now;
   }
+  int64_t since() const noexcept { return since_; }  // what waits now was first seen to wait
 
  private:
   static constexpr uint32_t kSeveral = 3;  // segments; from the second on a kernel that takes them in answers soon
   static constexpr int64_t kBackAtOnceNs = 300'000'000;  // so soon no cable is back, and a mistake is
   static constexpr int kMostPatience = 4;
-  int64_t looked_ = 0, lost_ = 0;
+  int64_t looked_ = 0, lost_ = 0, since_ = 0;
   int64_t silent_ = 0, late_ = 0;  // for how long something has waited, and several segments have
   int64_t again_ = -1;             // since a segment was seen to have been sent again; -1: none was
   uint32_t repeated_ = 0;

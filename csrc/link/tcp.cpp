@@ -333,7 +333,7 @@ void TcpLink::look_for_silence() {
     const net::Answers a = net::answers(s->socket.get());
     asks = asks || a.unanswered != 0;
     silent[s->index] = s->silence.look(a, now);
-    if (silent[s->index] == 0 && s->silence.doubt() != 0 && interfaces_.down(s->socket.get(), now))
+    if (silent[s->index] == 0 && s->silence.doubt() != 0 && interfaces_.down(s->socket.get(), s->silence.since(), now))
       silent[s->index] = s->silence.doubt();
   }
   for (auto &s : streams_) {

@@ -88,7 +88,7 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
     }
     if (!consensus.too_few()) few_since = 0;
     else if (few_since == 0) few_since = now_ns();
-    const bool waits = few_since != 0 && now_ns() - few_since < kNewsNs && news_may_come(consensus.suspected());
+    const bool waits = few_since != 0 && now_ns() - few_since < kNewsNs && news_may_come(consensus);
     if (consensus.too_few() && !waits) fail_too_few(number, consensus.suspected());
     if (deadline.passed()) fail_late(number, consensus);
     if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", name(number));
@@ -259,11 +259,15 @@ void RankAgreement::note_gone() {
   }
 }
 
-// Another rank may have heard before this one that a process has ended.
-bool RankAgreement::news_may_come(const RankSet &suspected) const {
+// Another rank may have heard before this one that a process has ended. Or this one has, and the rank that leads, which has said that they are
+// too few, is to hear it.
+bool RankAgreement::news_may_come(const Consensus &consensus) const {
+  const RankSet suspected = consensus.suspected();
+  const bool led = consensus.leader() != core_.id.rank;
   for (int q = 0; q < core_.id.world; ++q) {
     const PeerRank &p = core_.peers[static_cast<size_t>(q)];
-    if (suspected.has(q) && p.process && p.process->end_may_come() && !p.left.load(std::memory_order_acquire)) return true;
+    if (!suspected.has(q) || !p.process || p.left.load(std::memory_order_acquire)) continue;
+    if (p.process->end_may_come() || (led && p.process->surely_ended())) return true;
   }
   return false;
 }

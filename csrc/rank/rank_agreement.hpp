@@ -48,7 +48,7 @@ class RankAgreement {
   };
   Consensus &current() ISTHMUS_REQUIRES(mutex_);
   void note_gone() ISTHMUS_REQUIRES(mutex_);
-  bool news_may_come(const RankSet &suspected) const ISTHMUS_REQUIRES(mutex_);
+  bool news_may_come(const Consensus &consensus) const ISTHMUS_REQUIRES(mutex_);
   Outgoing take_words(uint64_t number) ISTHMUS_REQUIRES(mutex_);
   Verdict finish(uint64_t number) ISTHMUS_REQUIRES(mutex_);
   void say(uint64_t number, const Outgoing &words) noexcept;

@@ -6,9 +6,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
-#include <map>
-#include <utility>
-
 #include "completer.hpp"
 #include "errors.hpp"
 #include "interpreter.hpp"
@@ -29,17 +26,6 @@ c10d::WorkResult outcome(isthmus_result result) {
     case ISTHMUS_ERR_TIMEOUT: return c10d::WorkResult::TIMEOUT;
     default: return c10d::WorkResult::COMM_ERROR;
   }
-}
-
-// The stream of a device that has nothing but ends of operations, for futures: the program's streams go on beside the operations.
-c10::Stream stream_behind_operations(c10::Device device) {
-  static Mutex &mutex = *new Mutex;  // and not taken apart at the exit, when other threads may still come
-  static auto &streams = *new std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, c10::Stream>;
-  const Lock lock(mutex);
-  const std::pair key(device.type(), device.index());
-  const auto known = streams.find(key);
-  if (known != streams.end()) return known->second;
-  return streams.emplace(key, c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)).first->second;
 }
 
 }  // namespace
@@ -332,7 +318,9 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::future_on_stream() {
     return future;
   }
   const bool later = operation_->place().ordered_later();
-  const c10::Stream end = later ? stream_behind_operations(stream.device()) : stream;
+  // Another stream of torch's for each: what comes behind one operation is not to wait for others, and the program's streams go on.
+  const c10::Stream end =
+      later ? c10::impl::VirtualGuardImpl(stream.device_type()).getStreamFromGlobalPool(stream.device(), true) : stream;
   if (later) operation_->order(end);
   const c10::StreamGuard guard(end);  // completion is what this stream has come to
   future->markCompleted(c10::IValue(outputs_), operation_->place().storages());

@@ -127,6 +127,19 @@ std::vector<LibraryPlace> island(uint32_t size) {
   return places;
 }
 
+// The mark is an event of the executor that had the operation, and goes back to it once.
+TEST(Operations, ThatAreUsedAgainHaveNoMarkOfTheirFormerEnd) {
+  engine::OperationPool &pool = engine::OperationPool::instance();
+  engine::Operation *const op = pool.take();
+  engine::EndMark mark;
+  op->end.mark = &mark;
+  pool.release(op);
+  engine::Operation *const again = pool.take();
+  EXPECT_EQ(again, op);
+  EXPECT_EQ(again->end.mark, nullptr);
+  pool.release(again);
+}
+
 TEST(LibraryPlaces, ALibrarysCommunicatorGoesOnWhereAllOfItsRanksAreThereInTheirOrder) {
   EXPECT_TRUE(goes_on(island(3)));
   EXPECT_FALSE(goes_on({}));
