@@ -83,7 +83,7 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   for (uint32_t k = 0; k < op.run.bounce.input_pieces; ++k) piece(op, k, work_->input);
   if (op.run.lent_input) copy_blocks(stream, work_->input, op.call.input_there, o.input_displ, o.input_bytes);
   const uint32_t chunks = plan::chunks_of(p, op.operands());
-  const bool apart = early_.stands_beside(op, chunks);
+  const bool apart = early_.stands_beside(chunks);
   // Since the second stream was last held behind the first. What comes early is not held behind it.
   bool first_went_on = !early_.come(op);
   early_.forget();

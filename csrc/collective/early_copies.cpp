@@ -10,10 +10,7 @@ bool EarlyCopies::may(const Operation &op) const noexcept {
   return op.plan->comes_early && beside_ && !op.run.bounce && !op.run.lent_input && !op.run.lent_output;
 }
 
-bool EarlyCopies::stands_beside(const Operation &op, uint32_t chunks) noexcept {
-  const bool in_flight = given_ != 0 && given_ + 1 == op.sequence && !work_.signals.ended(given_);
-  return beside_ = work_.beside && (chunks > 1 || (op.plan->comes_early && in_flight));
-}
+bool EarlyCopies::stands_beside(uint32_t chunks) noexcept { return beside_ = work_.beside && chunks > 1; }
 
 EarlyCopies::Memories EarlyCopies::memories_of(const Operation &op) const noexcept {
   const plan::Plan &p = *op.plan;
@@ -35,7 +32,6 @@ bool EarlyCopies::come(const Operation &op) {
 }
 
 void EarlyCopies::given(const Operation &op) noexcept {
-  given_ = op.sequence;
   if (!may(op)) return forget();
   last_.sequence = op.sequence;
   last_.memories = memories_of(op);

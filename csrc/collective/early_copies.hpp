@@ -23,8 +23,9 @@ class EarlyCopies {
  public:
   explicit EarlyCopies(QueuedWork &work) noexcept : work_(work) {}
 
-  // Whether the stages of `op` that say so stand on the second stream. Asked once, before its list is given.
-  bool stands_beside(const Operation &op, uint32_t chunks) noexcept;
+  // Whether the stages that say so stand on the second stream, of an operation of so many chunks: a single chunk has nothing to run beside. Asked
+  // once, before its list is given.
+  bool stands_beside(uint32_t chunks) noexcept;
   // Whether `op`, of which nothing was given to our streams but what stands before its list, comes early. If so, the second stream waits now.
   bool come(const Operation &op);
   void given(const Operation &op) noexcept;       // all of the list of `op` was given
@@ -43,7 +44,6 @@ class EarlyCopies {
 
   QueuedWork &work_;
   bool beside_ = false;  // of the operation that is being given
-  uint64_t given_ = 0;   // the sequence of the last one that was given, whether one may come early behind it or not
   struct {
     uint64_t sequence = 0;  // 0: nothing comes early behind it
     Memories memories;

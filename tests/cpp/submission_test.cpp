@@ -260,7 +260,7 @@ std::vector<std::string> planned(const FleetRank &r, isthmus_work_t work) {
   for (uint32_t t = 0; t < chunks + skew; ++t)
     for (const plan::Stage &s : p.device) {
       if (t < s.skew || t - s.skew >= chunks) continue;
-      // Where the thread stands at every gate, and where there is one chunk and nothing in flight, nothing would run beside anything.
+      // Where the thread stands at every gate, and where there is one chunk, nothing would run beside anything.
       const bool beside = s.beside && w.gate && chunks > 1;
       if (beside && went_on) {
         give(w.record, "first");

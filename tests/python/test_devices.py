@@ -736,44 +736,6 @@ def test_an_operation_copies_in_while_the_one_before_still_ends(fleet: str, brid
     assert run_fleet(fleet, body, tmp_path / "both", bridge=bridge, switches={"QUEUES": "4"}, env=short) == right
 
 
-@pytest.mark.parametrize("streams", [False, True], ids=["no stream", "a stream each"])
-@pytest.mark.parametrize("bridge", ["auto", "tcp"])
-def test_in_a_row_of_operations_of_one_chunk_the_third_copies_in_early(streams: bool, bridge: str, tmp_path: Path) -> None:
-    """The other rank calls the first alone before this rank has copied the input of all three.
-
-    The first has one stream of Isthmus, as nothing is in flight. The second stands on both, behind the first.
-    """
-
-    def body(comm: isthmus.Comm, called: Path, copied: Path) -> list[float]:
-        count = 1 << 16  # one chunk, and no one hop
-        assert comm.explain("all_reduce", nbytes=4 * count).data["chunks"] == 1
-        comm.barrier()
-        arrays = [DeviceArray.of(np.full(count, value * (comm.rank + 1), np.float32)) for value in (1, 10, 100)]
-        before = carried_out()
-        handles = [vendor().stream() if streams else None for _ in arrays]
-        if comm.rank == 1:
-            until(called.exists, "the other rank's calls")
-        works = []
-        for i, (one, stream) in enumerate(zip(arrays, handles, strict=True)):
-            if comm.rank == 1 and i == 1:
-                until(copied.exists, "the copy of all operations' input")
-            works.append(comm.all_reduce(one, "sum", one, stream=stream, async_op=True))
-        if comm.rank == 0:
-            called.touch()
-            until(lambda: carried_out() - before >= 3 * arrays[0].nbytes, "the copy of the third operation's input")
-            copied.touch()
-        for work, stream in zip(works, handles, strict=True):
-            work.wait()
-            if stream is not None:
-                vendor().synchronize(stream)
-        return [float(value) for one in arrays for value in one.get()[[0, -1]]]
-
-    results = run_fleet(
-        "nvidia:1,amd:1", body, tmp_path / "called", tmp_path / "copied", bridge=bridge, switches={"QUEUES": "4"}
-    )
-    assert results == [[3.0, 3.0, 30.0, 30.0, 300.0, 300.0]] * 2
-
-
 @pytest.mark.parametrize("count", [1 << 16, 3 << 17], ids=["one chunk", "three"])
 def test_on_one_stream_an_operation_reads_what_the_stream_does_behind_the_one_before(count: int) -> None:
     """Behind each operation the stream writes the input of the next: a copy that came early would have the old bytes."""

@@ -260,7 +260,8 @@ class Run {
 
   bool comes_early(const Agent &a) const {
     const RankState &s = ranks_[static_cast<size_t>(a.rank)];
-    return options_.early && a.operation > 0 && s.plans[a.operation]->comes_early && s.plans[a.operation - 1]->comes_early;
+    const auto may = [&](size_t o) { return s.plans[o]->comes_early && chunks_of(*s.plans[o], s.blocks[o].operands()) > 1; };
+    return options_.early && a.operation > 0 && may(a.operation) && may(a.operation - 1);
   }
   // That operation may begin here: all that share memory have ended the last one before it that had slots.
   void join_begin(const Agent &a, Clock &clock, size_t o) {
