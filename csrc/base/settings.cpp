@@ -45,7 +45,7 @@ constexpr SettingRow kSettings[] = {
      "library's "
      "own listener waits for 1 s, or 20 s where not as many went there as are missing"},
     {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "0", 4096, 67108864, "", true,
-     "chunk of a pipelined message; 0: 128 KiB, or up to 512 KiB where a rank has a device and all ranks share memory. Long "
+     "chunk of a pipelined message; 0: 128 KiB. 512K suits GPUs of one host that few communicators share. Long "
      "messages, ranks with a device and islands with a library take a multiple of it (docs/howto/tune.md has the table). At "
      "most 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks is taken, about "
      "1/192 where a rank has a device or a library, and about 1/800 where a rank has a device and ranks share memory"},

@@ -22,7 +22,7 @@ void Terms::lose(process::Context &context, const std::string &name, Lost path, 
 // longer than the rings at fixed places allow: long ones would cost the rings, and with them two copies of each byte.
 void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t asked, uint64_t staging,
                          size_t sharing) {
-  constexpr uint64_t kDefault = 128 * 1024, kOfDevices = 512 * 1024;
+  constexpr uint64_t kDefault = 128 * 1024;
   constexpr uint64_t kLeastWithRing =
       16 * 1024;  // with less staging memory than that takes, chunks are worth more than rings
   const auto any = [&](auto is) { return std::any_of(ranks.begin(), ranks.end(), is); };
@@ -33,8 +33,7 @@ void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ra
   const uint64_t with_ring = plan::most_ring_chunk(most_fixed_ring(staging), plan::kDeviceSlots);
   if (on_devices && sharing > 1 && with_ring >= kLeastWithRing) most = std::min(most, with_ring);
   const uint64_t least = asked != 0 ? asked : kDefault;
-  const uint64_t wanted = asked == 0 && on_devices && sharing > 1 && sharing == ranks.size() ? kOfDevices : least;
-  chunk_bytes = std::min(wanted, std::max<uint64_t>(most / 4096 * 4096, 4096));
+  chunk_bytes = std::min(least, std::max<uint64_t>(most / 4096 * 4096, 4096));
   if (chunk_bytes < least)
     lose(context, ranks[0].name, kSmallChunks,
          formatted("chunks of {} bytes and not {} (ISTHMUS_CHUNK_BYTES), because the least staging memory of its "
