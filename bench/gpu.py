@@ -715,6 +715,7 @@ def main() -> None:
         "machine": {"processors": os.cpu_count(), "system": platform.platform(), "load": os.getloadavg()},
         "versions": {"torch": device.torch.__version__, "isthmus": __import__("isthmus").__version__},
         "ranks": kinds,
+        "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith("ISTHMUS_")},
         "connections": {name: os.environ[name] for name in CONNECTIONS if name in os.environ},
         "absent": {name: "not asked for" for name in CONTENDERS if name not in args.contenders} | without(device),
         "rows": [],
