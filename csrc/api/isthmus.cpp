@@ -527,8 +527,8 @@ isthmus_result isthmus_comm_agree(isthmus_comm_t comm, uint64_t *flags, uint8_t 
     for (int r = 0; r < size; ++r)
       if (out[r]) suspects.push_back(r);
     if (out[inside->rank()]) i::fail(Code::Argument, "agree: rank {} names itself", inside->rank());
-    const i::rank::Verdict verdict = inside->local().agreement().agree(
-        *flags, suspects, allow_minority != 0, i::Deadline(timeout > 0 ? timeout : inside->timeout()));
+    const i::rank::Verdict verdict = i::comm::agree(*inside, *flags, suspects, allow_minority != 0,
+                                                    i::Deadline(timeout > 0 ? timeout : inside->timeout()));
     *flags = verdict.flags;
     for (int r = 0; r < size; ++r) out[r] = verdict.out.has(r);
     return ISTHMUS_OK;

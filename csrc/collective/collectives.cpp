@@ -32,6 +32,10 @@ void Collectives::take_room(Operation &op) {
       op, queue_.sequence() + 1)) {  // nobody else appends: operations get their numbers under the collective lock
     if (now_ns() >= op.time.deadline_ns || core_.failed())
       fail(Code::Resource, "no staging memory is free for it, which other operations have (ISTHMUS_STAGING_BYTES)");
+    if (memory_.wants_reserve(op)) {
+      memory_.open_reserve(op, *device_.executor());
+      continue;
+    }
     core_.sleep_until(
         [&] { return core_.context->staging().given_back() != op.run.given_back || now_ns() >= op.run.ask_again_ns; });
   }

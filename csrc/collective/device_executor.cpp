@@ -213,8 +213,8 @@ void DeviceExecutor::step(const Operation &op, const plan::Step &step, uint32_t 
   const auto address = [&](const plan::Span &s) -> std::byte * {
     const uint64_t offset = plan::span_offset(p, s, c, op.operands());
     if (s.memory == Memory::Ring)
-      return (s.rank < 0 ? work_->arena + op.run.ring : rings_[static_cast<size_t>(s.rank)] + op.run.fixed_turn) + offset;
-    if (s.memory == Memory::Scratch) return work_->arena + op.run.scratch + offset;
+      return (s.rank < 0 ? work_->arena.at(op.run.ring) : rings_[static_cast<size_t>(s.rank)] + op.run.fixed_turn) + offset;
+    if (s.memory == Memory::Scratch) return work_->arena.at(op.run.scratch) + offset;
     if (s.memory == Memory::Device) return work_->borrowed + offset;
     return (s.memory == Memory::Input ? work_->input : work_->output) + offset;
   };

@@ -66,8 +66,8 @@ class DeviceExecutor {
   void lend_for_pinned(Operation &op) const noexcept;
   // Where the device finds the rings that plans read (Memory::Ring), by rank of the communicator. Called before the first submission.
   void reaches(std::vector<std::byte *> rings) { rings_ = std::move(rings); }
-  std::byte *arena() const noexcept { return work_->arena; }  // where the device finds the beginning of this process's
-  device::Stream &user(void *stream) {                        // the user's. By the thread that submits
+  ArenaThere &arena() noexcept { return work_->arena; }
+  device::Stream &user(void *stream) {  // the user's. By the thread that submits
     return work_->ties.user(*work_->runtime, device(), stream);
   }
   // `op`, which was submitted, is over: memory of the device that it has used on its way, and the mark of its end, go back. Any thread.

@@ -21,6 +21,14 @@
 
 namespace isthmus::collective {
 
+// Where the device finds this process's arena. By the thread that submits.
+struct ArenaThere {
+  std::byte *base = nullptr;           // of the arena
+  std::byte *reserve = nullptr;        // the same for the arena's reserve, which is
+  uint64_t reserve_from = UINT64_MAX;  // from this offset on
+  std::byte *at(uint64_t offset) const noexcept { return (offset < reserve_from ? base : reserve) + offset; }
+};
+
 struct DeviceExecutorSetup {
   device::Runtime *runtime = nullptr;
   std::shared_ptr<ccl::Library> library;
@@ -31,7 +39,7 @@ struct DeviceExecutorSetup {
   std::vector<int> ranks;                                 // of the communicator above us, by position in the group
   std::shared_ptr<process::DeviceScratch> scratch;        // of the device
   uint64_t first_scratch = 0;                             // bytes of scratch that are there from the beginning
-  std::byte *arena = nullptr;                             // where the device finds the beginning of this process's arena
+  ArenaThere arena;
 };
 
 struct QueuedWork : DeviceExecutorSetup {

@@ -32,6 +32,15 @@ void Rings::outgrow(ArenaPart &place, bool idle) {
   place = {};
 }
 
+uint64_t Rings::allocate(uint64_t bytes) const {
+  try {
+    return arena_.allocate_staging(bytes);
+  } catch (const Error &) {
+    if (!reserve_) throw;
+  }
+  return arena_.allocate_reserve(bytes);
+}
+
 // Where there is plenty, the new place is twice the last. So a place that grows little by little is not made anew each time.
 Rings::ArenaPart Rings::grow(uint64_t need, uint64_t before) const {
   if (const uint64_t twice = 2 * before; twice > need && arena_.staging_used() + twice <= arena_.staging_limit() / 4) {
@@ -39,7 +48,7 @@ Rings::ArenaPart Rings::grow(uint64_t need, uint64_t before) const {
       return {arena_.allocate_staging(twice), twice};
     } catch (const Error &) {}  // in pieces
   }
-  return {arena_.allocate_staging(need), need};
+  return {allocate(need), need};
 }
 
 // Operations take turns through a ring of kRingTurn, where there is memory for such a ring. A reader finds a slot sooner once the slot has left
@@ -83,8 +92,8 @@ Rings::Room Rings::take(uint64_t slots, uint64_t scratch) {
     } catch (const Error &e) {
       if (!idle || e.code() != Code::Resource) throw;
       give_all();  // the memory that was kept may be more than this operation asks for
-      if (scratch) scratch_ = {arena_.allocate_staging(scratch), scratch};
-      if (slots) ring_ = {arena_.allocate_staging(slots), slots};
+      if (scratch) scratch_ = {allocate(scratch), scratch};
+      if (slots) ring_ = {allocate(slots), slots};
     }
   }
   Room room;
@@ -109,6 +118,11 @@ Rings::Room Rings::take_beyond(uint64_t slots) {
   turn_ = slots;
   ++lent_;
   return {ring_.offset, 0};
+}
+
+void Rings::open_reserve() noexcept {
+  const Lock lock(mutex_);
+  reserve_ = true;
 }
 
 void Rings::end(uint64_t sequence) noexcept {

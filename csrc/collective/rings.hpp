@@ -34,6 +34,8 @@ class Rings {
   // Lends slots beyond the staging memory, which no device uses. This is for an operation that would wait for ever, because the operations with
   // the room wait for that operation.
   Room take_beyond(uint64_t slots);
+  // From now on take() lends of the arena's reserve too, where the staging memory has no room.
+  void open_reserve() noexcept;
   // An operation that has taken some is over. For an operation with device work: the device has ended that work too.
   void end(uint64_t sequence) noexcept;
   // Gives all back, unless an operation has some, or a peer may still read some, or another thread uses the Rings just now.
@@ -48,7 +50,8 @@ class Rings {
   };
   void give(ArenaPart &place) noexcept ISTHMUS_REQUIRES(mutex_);
   void outgrow(ArenaPart &place, bool idle) ISTHMUS_REQUIRES(mutex_);
-  ArenaPart grow(uint64_t need, uint64_t before) const;
+  uint64_t allocate(uint64_t bytes) const ISTHMUS_REQUIRES(mutex_);
+  ArenaPart grow(uint64_t need, uint64_t before) const ISTHMUS_REQUIRES(mutex_);
   void grow_slots(uint64_t need, bool idle) ISTHMUS_REQUIRES(mutex_);
   void grow_scratch(uint64_t need, bool idle) ISTHMUS_REQUIRES(mutex_);
   void give_all() noexcept ISTHMUS_REQUIRES(mutex_);
@@ -62,6 +65,7 @@ class Rings {
   uint32_t lent_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // operations that have some of the memory
   uint64_t last_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // the latest of these operations that has ended
   std::vector<uint64_t> old_ ISTHMUS_GUARDED_BY(mutex_);  // places that were outgrown while in use
+  bool reserve_ ISTHMUS_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace isthmus::collective

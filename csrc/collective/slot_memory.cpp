@@ -44,11 +44,40 @@ uint64_t SlotMemory::turn(uint64_t slots, uint64_t sequence) const noexcept {
   return slots <= half && sequence % 2 != 0 ? half : 0;
 }
 
+// Other ranks of the process may have all the memory for just this operation, and wait for this rank's part in it.
+bool SlotMemory::wants_reserve(const Operation &op) const noexcept {
+  return reserve_ == Reserve::Closed && !op.plan->device.empty() && now_ns() - op.run.short_since_ns > kPatientNs;
+}
+
+// Memory is pinned here, which takes some 100 ms, once for a device.
+void SlotMemory::open_reserve(Operation &op, DeviceExecutor &executor) {
+  const link::Arena &arena = core_.context->arena();
+  op.run.ask_again_ns = 0;
+  reserve_ = Reserve::Refused;
+  try {
+    executor.arena().reserve =
+        core_.device ? core_.context->devices().reserve_on(*core_.device.runtime, core_.device.number) : arena.base();
+  } catch (const Error &e) {
+    ISTHMUS_WARN("{}: no staging memory is free for it, and its device cannot have the reserve: {}", core_.describe(op),
+                 e.text());
+    return;
+  }
+  executor.arena().reserve_from = arena.reserve_offset();
+  reserve_ = Reserve::Open;
+  rings_.open_reserve();
+  if (!core_.context->staging().note_lost(process::StagingBook::kReserve))
+    ISTHMUS_WARN(
+        "{}: operations in flight have all of the staging memory of the process, so it takes {} bytes more of host memory, "
+        "once (a larger ISTHMUS_STAGING_BYTES has room for them without a wait)",
+        core_.describe(op), arena.reserve_limit());
+}
+
 bool SlotMemory::take(Operation &op, uint64_t sequence) {
   const plan::Plan &p = *op.plan;
   const uint64_t given_back = core_.context->staging().given_back();
   const int64_t now = op.run.short_of_room ? now_ns() : 0;
   if (!ask_again(op, now)) return false;
+  const bool may_open = reserve_ == Reserve::Closed && !p.device.empty();
   const uint64_t slots = p.slots * p.slot_bytes;
   const bool fixed = slots <= fixed_bytes_;
   const uint64_t scratch = p.device.empty() ? 0 : std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
@@ -72,7 +101,7 @@ bool SlotMemory::take(Operation &op, uint64_t sequence) {
   if (taken(true)) return true;
   const bool others = core_.context->staging().is_lent();
   core_.context->staging().give_idle();
-  if (taken(others)) return true;
+  if (taken(others || may_open)) return true;
   // Ranks that lend in another order may each wait for memory that the other has. So slots may lie beyond the staging memory: only a device's
   // slots have to be pinned.
   if (op.run.short_of_room && p.device.empty() && now - op.run.short_since_ns > kPatientNs) {
@@ -87,7 +116,7 @@ bool SlotMemory::take(Operation &op, uint64_t sequence) {
   }
   if (!std::exchange(op.run.short_of_room, true)) {
     op.run.given_back = given_back;
-    op.run.short_since_ns = now_ns();
+    op.run.short_since_ns = others ? now_ns() : 0;
     core_.context->staging().want_room(1);
     ISTHMUS_INFO("{}: it waits for staging memory that other operations have (ISTHMUS_STAGING_BYTES)", core_.describe(op));
   }

@@ -1,7 +1,9 @@
 // SlotMemory says where the slots and the scratch of this rank's plans lie in the arena. Slots of up to a fixed size have a fixed place, which
 // devices of other ranks reach. Longer slots, and scratch, are borrowed of the staging memory (Rings).
 //
-// Where the staging memory has no room, an operation waits for memory that other operations have been lent and will give back.
+// Where the staging memory has no room, an operation waits for memory that other operations have been lent and will give back. Ranks of one
+// process, or operations of several communicators, may each wait for memory that the other has. So after a while an operation takes other memory:
+// beyond the staging memory where only processors use it, and of the arena's reserve where a device does, once the device reaches that.
 //
 // Thread rules: one thread at a time calls take() and give() of one operation. fix() and guard() are called before the first operation.
 // give_idle() and lent() any thread.
@@ -13,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "collective/device_executor.hpp"
 #include "collective/engine_names.hpp"
 #include "collective/rings.hpp"
 
@@ -40,6 +43,10 @@ class SlotMemory {
   // operations have been lent memory and will give it back. Throws Error(Resource) where there would be no room even then.
   // `sequence`: the number of the operation, which it may not have yet.
   bool take(Operation &op, uint64_t sequence);
+  // After take() has said false: the operation has waited so long, or there would be no room without the reserve.
+  bool wants_reserve(const Operation &op) const noexcept;
+  // From now on the device of this rank reaches the reserve, of which take() lends too, or the log says why it cannot. `op` may ask at once.
+  void open_reserve(Operation &op, DeviceExecutor &executor);
   void give(Operation &op) noexcept;                        // the operation has ended
   bool give_idle() noexcept { return rings_.give_idle(); }  // memory that no operation has, for another communicator
   bool lent() const noexcept { return rings_.lent(); }
@@ -62,6 +69,7 @@ class SlotMemory {
   const uint64_t allocated_;
   uint64_t fixed_bytes_ = 0;  // of the fixed place, the bytes that the other ranks have as well
   std::vector<std::span<std::byte>> guarded_;
+  enum class Reserve : uint8_t { Closed, Open, Refused } reserve_ = Reserve::Closed;
 };
 
 }  // namespace isthmus::collective

@@ -91,6 +91,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   friend class Growing;    // grow.cpp
   friend class AllOrNone;  // commit.cpp
   friend class Shrinking;  // parts.cpp
+  friend rank::Verdict agree(Communicator &, uint64_t, const std::vector<int> &, bool, Deadline);
   // Without a rank and without a use of the context: make() gives both afterwards, and destroy() ends both.
   Communicator(const join::Invitation &invitation, const bootstrap::Bytes16 &key, join::Seat &seat);
   // Collective over the ranks that meet in the invitation's exchange.

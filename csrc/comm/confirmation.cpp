@@ -15,6 +15,16 @@ rank::Verdict agree(rank::Rank &of, uint64_t flags, const Asking &asking) {
   return of.agreement().agree(flags, asking.suspects, false, asking.deadline, [&] { return asking.watch.status(); });
 }
 
+// The lock is not kept: a split of another thread may stand beside an agreement. Where another thread has it, in a call that makes a communicator,
+// the two agreements at a time are refused by RankAgreement.
+rank::Verdict agree(Communicator &whole, uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline) {
+  if (whole.split_mutex_.try_lock()) {
+    const Lock lock(whole.split_mutex_, kLocked);
+    whole.confirmation_.settle(whole, suspects, alone, deadline);
+  }
+  return whole.local().agreement().agree(flags, suspects, alone, deadline);
+}
+
 Subject Confirmation::subject(const Communicator &whole) const {
   const bool waits = all_have_ || number_ == const_cast<Communicator &>(whole).local().agreement().number();
   return waits ? what_ : Subject();
@@ -64,6 +74,17 @@ std::optional<Confirmed> Confirmation::resume(Communicator &whole, Subject what,
   made_.reset();
   all.made->local().succession().keep(whole.local().succession());
   return all;
+}
+
+void Confirmation::settle(Communicator &whole, const std::vector<int> &suspects, bool alone, Deadline deadline) {
+  if (subject(whole).of == Subject::Of::Nothing) return;
+  const AbortWatch watch(whole.local());
+  try {
+    resume(whole, {}, {suspects, deadline, watch});
+  } catch (const Error &e) {
+    if (!alone || e.code() != Code::PeerLost) throw;
+    end(whole);
+  }
 }
 
 void Confirmation::end(Communicator &whole) noexcept {

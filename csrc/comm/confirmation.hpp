@@ -31,6 +31,9 @@ struct Asking {
 // An agreement of such a call: RankAgreement::agree() for the majority alone, which an abort ends.
 rank::Verdict agree(rank::Rank &of, uint64_t flags, const Asking &asking);
 
+// An agreement of the program's: see isthmus_comm_agree(). Any thread.
+rank::Verdict agree(Communicator &whole, uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline);
+
 // What a call is to make. A call that fails may be followed by another one, and what came of the first is not what that one asked for.
 struct Subject {
   enum class Of : uint8_t { Nothing, Shrink, Grow };
@@ -55,6 +58,10 @@ class Confirmation {
   // Nothing: no earlier call of this rank waits for an answer. Error(Aborted): all others have what an earlier call of another subject was to make;
   // that call may be made again, and gets it.
   std::optional<Confirmed> resume(Communicator &whole, Subject what, const Asking &asking);
+  // Before an agreement of the program's. Where an earlier call of this rank waits for an answer, that agreement comes to its end here, as by resume()
+  // for a call that makes nothing. Else the program's word would be taken for this rank's word on what was made. Throws what resume() throws.
+  // `alone`: the ranks may go on where they are no more than half, and too few to know what the others have.
+  void settle(Communicator &whole, const std::vector<int> &suspects, bool alone, Deadline deadline);
   // What waits for an answer.
   Subject subject(const Communicator &whole) const;
   // `whole` ends. What was made of it is free when the others leave that, for they may have it.

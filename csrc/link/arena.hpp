@@ -5,19 +5,20 @@
 //   128          the doorbell
 //   4096         mailboxes: control memory of communicators, a page or a few each
 //   + 1 GiB      staging: slots and stream rings, bounded by ISTHMUS_STAGING_BYTES
-//   + its size   beyond: staging memory past that bound
+//   + its size   beyond: staging memory past that bound, which no device reaches
+//   + 1 GiB      reserve: as much as staging, for devices, where operations would wait for each other's staging memory for ever
 //
-// Each of the last three regions has an allocator.
+// Each of the last four regions has an allocator.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <new>
 
 #include "base/handles.hpp"
 #include "base/doorbell.hpp"
 #include "base/lock.hpp"
+#include "link/arena_region.hpp"
 #include "link/staging_pages.hpp"
 
 namespace isthmus::link {
@@ -48,7 +49,11 @@ class Arena {
   // Memory beyond the staging region, which is never pinned, for operations that would wait for each other without it. free_staging() frees
   // such memory too.
   uint64_t allocate_beyond(size_t bytes);
-  bool beyond(uint64_t offset) const noexcept { return offset >= beyond_offset_; }
+  bool beyond(uint64_t offset) const noexcept { return offset >= beyond_offset_ && offset < reserve_offset(); }
+  // Of the reserve, with zeros. Whoever lets a device reach the memory has called is_pinned() before.
+  uint64_t allocate_reserve(size_t bytes);
+  uint64_t reserve_offset() const noexcept { return beyond_offset_ + kBeyondRegion; }
+  size_t reserve_limit() const noexcept;
   void free_mailbox(uint64_t offset) noexcept;
   void free_staging(uint64_t offset) noexcept;
   size_t staging_used() const noexcept;
@@ -59,29 +64,25 @@ class Arena {
   void place_staging(int node);
   // As the kernel has it, once a device has pinned staging.
   StagingPages staging_pages() const;
-  // The first `bytes` of staging are pinned for a device. From now on staging is allocated there, and freed pages are kept.
+  // The first `bytes` of staging, or of the reserve, are pinned for a device. From now on such memory is allocated there, and freed pages are kept.
   // A page that went back to the system would come again as another page, and the device would go on writing to the first.
-  void staging_is_pinned(size_t bytes);
+  enum class Pinned : uint8_t { Staging, Reserve };
+  void is_pinned(Pinned which, size_t bytes);
   void keep_mapped() noexcept { mapping_.keep(); }  // until the process ends
 
  private:
-  struct Region {
-    uint64_t begin = 0;
-    size_t bytes = 0, used = 0;
-    std::map<uint64_t, size_t> free, taken;  // offset -> bytes
-  };
-  uint64_t allocate(Region &region, size_t bytes, const char *what) ISTHMUS_REQUIRES(mutex_);
-  void release(Region &region, uint64_t offset) noexcept ISTHMUS_REQUIRES(mutex_);
+  uint64_t allocate(ArenaRegion &region, size_t bytes, Fill fill, const char *what);
+  void release(ArenaRegion &region, uint64_t offset) noexcept ISTHMUS_REQUIRES(mutex_);
 
   UniqueFd fd_;
   Mapping mapping_;
   std::unique_ptr<BellSocket> bell_socket_;
-  uint64_t beyond_offset_ = 0;  // constant after construction
-  mutable Mutex mutex_;         // held over the system call that gives pages back: the next owner must find zeros
-  Region mailboxes_ ISTHMUS_GUARDED_BY(mutex_);
-  Region staging_ ISTHMUS_GUARDED_BY(mutex_);
-  Region beyond_ ISTHMUS_GUARDED_BY(mutex_);
-  bool pinned_ ISTHMUS_GUARDED_BY(mutex_) = false;
+  const uint64_t beyond_offset_;
+  mutable Mutex mutex_;  // held over the system call that gives pages back: the next owner must find zeros
+  ArenaRegion mailboxes_ ISTHMUS_GUARDED_BY(mutex_);
+  ArenaRegion staging_ ISTHMUS_GUARDED_BY(mutex_);
+  ArenaRegion beyond_ ISTHMUS_GUARDED_BY(mutex_);
+  ArenaRegion reserve_ ISTHMUS_GUARDED_BY(mutex_);
   mutable Mutex
       pages_mutex_;  // held over the system calls that place pages and look at them, all of them at init or in a report
   StagingPages pages_ ISTHMUS_GUARDED_BY(pages_mutex_);

@@ -81,14 +81,10 @@ std::shared_ptr<DeviceScratch> OpenDevices::scratch(device::Runtime &runtime, in
 }
 
 // Where the whole staging memory cannot be pinned, a smaller pool does the same work in more steps.
-void OpenDevices::register_arena(OpenDevice &d) {
-  std::byte *const staging = arena_.staging_begin();
-  const size_t wanted = arena_.staging_limit();
-  const int node = d.runtime->numa(d.device);
-  arena_.place_staging(node);
+std::pair<std::byte *, size_t> OpenDevices::pin_most(OpenDevice &d, std::byte *memory, size_t wanted) {
   for (size_t bytes = wanted;; bytes = bytes / 2 / 4096 * 4096) {
     try {
-      d.runtime->register_host(d.device, staging, bytes);
+      d.runtime->register_host(d.device, memory, bytes);
     } catch (const Error &e) {
       if (e.code() == Code::Resource && bytes / 2 >= kLeastPinned) continue;
       throw Error(e.code(), formatted("{}; {} bytes of staging cannot be pinned: lower ISTHMUS_STAGING_BYTES, or raise the "
@@ -100,16 +96,33 @@ void OpenDevices::register_arena(OpenDevice &d) {
           "only {} of {} bytes of staging could be pinned for {}:{}; large operations take more steps, and more of "
           "them at once may be refused (ISTHMUS_STAGING_BYTES)",
           bytes, wanted, d.runtime->vendor(), d.device);
-    arena_.staging_is_pinned(bytes);
-    break;
+    auto *const there = static_cast<std::byte *>(d.runtime->device_address(d.device, memory));
+    return {there - (memory - arena_.base()), bytes};
   }
+}
+
+void OpenDevices::register_arena(OpenDevice &d) {
+  const int node = d.runtime->numa(d.device);
+  arena_.place_staging(node);
+  const auto [there, bytes] = pin_most(d, arena_.staging_begin(), arena_.staging_limit());
+  arena_.is_pinned(link::Arena::Pinned::Staging, bytes);
   const link::StagingPages pages = arena_.staging_pages();
   if (const std::string lost = pages.lost(); !lost.empty() && !told_.exchange(true))
     ISTHMUS_INFO("staging memory for {}:{} works, and {}", d.runtime->vendor(), d.device, lost);
   if (node >= 0 && pages.node != node)
     ISTHMUS_INFO("staging memory for {}:{} was placed for a device before, on NUMA node {} and not on node {}, the device's",
                  d.runtime->vendor(), d.device, pages.node, node);
-  d.there = static_cast<std::byte *>(d.runtime->device_address(d.device, staging)) - (staging - arena_.base());
+  d.there = there;
+}
+
+std::byte *OpenDevices::reserve_on(device::Runtime &runtime, int device) {
+  OpenDevice &d = known(runtime, device);
+  const Lock lock(d.mutex);
+  if (d.reserve) return d.reserve;
+  begin(d);
+  const auto [there, bytes] = pin_most(d, arena_.base() + arena_.reserve_offset(), arena_.reserve_limit());
+  arena_.is_pinned(link::Arena::Pinned::Reserve, bytes);
+  return d.reserve = there;
 }
 
 std::byte *OpenDevices::arena_on(device::Runtime &runtime, int device) {
@@ -145,7 +158,9 @@ void OpenDevices::end() noexcept {
     for (const OpenDevice::Reached &r : d.reached)
       if (!d.runtime->unregister_host(d.device, r.peer->arena.data() + r.offset)) r.peer->arena.keep();
   for (const OpenDevice &d : devices_)
-    if (d.there && !d.runtime->unregister_host(d.device, arena_.staging_begin())) arena_.keep_mapped();
+    for (const auto &[there, offset] :
+         {std::pair(d.there, arena_.kStagingOffset), std::pair(d.reserve, arena_.reserve_offset())})
+      if (there && !d.runtime->unregister_host(d.device, arena_.base() + offset)) arena_.keep_mapped();
 }
 
 std::shared_ptr<device::Stream> OpenDevices::host_stream() {

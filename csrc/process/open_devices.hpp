@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/lock.hpp"
@@ -43,6 +44,8 @@ class OpenDevices {
   // Where that device finds base() of the arena. The device can reach the arena's staging memory from now on; the memory is registered
   // once. Throws what the runtime throws.
   std::byte *arena_on(device::Runtime &runtime, int device);
+  // The same for the arena's reserve: where that device finds base() of the arena, for offsets in the reserve. Throws what the runtime throws.
+  std::byte *reserve_on(device::Runtime &runtime, int device);
   // Where that device finds memory of a process with which this one shares memory (null: this process). The memory stays registered for the
   // device until the context ends. Null where the runtime cannot register it; the log says so. Page-aligned; a range is asked for whole,
   // always the same.
@@ -55,7 +58,8 @@ class OpenDevices {
   struct OpenDevice {
     device::Runtime *runtime = nullptr;
     int device = -1;
-    std::byte *there ISTHMUS_GUARDED_BY(mutex) = nullptr;  // base() of the arena; null: not registered
+    std::byte *there ISTHMUS_GUARDED_BY(mutex) = nullptr;    // base() of the arena, for staging; null: not registered
+    std::byte *reserve ISTHMUS_GUARDED_BY(mutex) = nullptr;  // likewise, for the reserve
     std::vector<std::weak_ptr<device::Stream>> streams ISTHMUS_GUARDED_BY(mutex);
     struct OwnStream {
       int ordinal;
@@ -76,6 +80,8 @@ class OpenDevices {
   OpenDevice &known(device::Runtime &runtime, int device);
   static void begin(OpenDevice &d) ISTHMUS_REQUIRES(d.mutex);
   void register_arena(OpenDevice &d) ISTHMUS_REQUIRES(d.mutex);
+  // Registers as many bytes from there on as the runtime can. Where the device finds base() of the arena by them, and how many.
+  std::pair<std::byte *, size_t> pin_most(OpenDevice &d, std::byte *memory, size_t wanted) ISTHMUS_REQUIRES(d.mutex);
 
   link::Arena &arena_;
   Mutex mutex_;  // never held over a call of a runtime

@@ -41,7 +41,7 @@ class StagingBook {
   int rings_lost() const noexcept { return rings_lost_.load(std::memory_order_relaxed); }
 
   // Notes what communicators have lost for want of staging memory: `path` is one of 32 ways. True: the loss was noted before.
-  static constexpr unsigned kBeyondStaging = 31;
+  static constexpr unsigned kReserve = 30, kBeyondStaging = 31;
   bool note_lost(unsigned path) noexcept { return (lost_paths_.fetch_or(1u << path) >> path & 1) != 0; }
 
   bool is_lent() const;  // operations of the process have some, which they will give back

@@ -23,7 +23,7 @@ struct Rank::Parts {
 
   explicit Parts(RankSetup &s) : library_ranks(s.island.ranks) {
     if (!s.island.stream) return;
-    std::byte *const arena = s.island.arena;
+    std::byte *const arena = s.island.arena.base;
     executor = std::make_unique<DeviceExecutor>(std::move(s.island), wake, s.context.get());
     family = executor->family();
     if (!executor->private_memory()) return;

@@ -37,7 +37,7 @@ TEST(Arena, GivesFreedPagesBackAndTheNextOwnerReadsZeros) {
 
 TEST(Arena, KeepsThePagesThatADeviceHasPinned) {
   Arena arena(16 * kPage);
-  arena.staging_is_pinned(16 * kPage);
+  arena.is_pinned(link::Arena::Pinned::Staging, 16 * kPage);
   const uint64_t first = arena.allocate_staging(2 * kPage);
   std::memset(arena.base() + first, 7, 2 * kPage);
   arena.free_staging(first);
@@ -50,7 +50,7 @@ TEST(Arena, KeepsThePagesThatADeviceHasPinned) {
 TEST(Arena, AllocatesInThePinnedPartOnly) {
   Arena arena(16 * kPage);
   const uint64_t before = arena.allocate_staging(6 * kPage), beyond = arena.allocate_staging(4 * kPage);
-  arena.staging_is_pinned(8 * kPage);  // ends inside of `beyond`
+  arena.is_pinned(link::Arena::Pinned::Staging, 8 * kPage);  // ends inside of `beyond`
   EXPECT_EQ(arena.staging_limit(), 8 * kPage);
   EXPECT_THROW(arena.allocate_staging(kPage), Error);
   arena.free_staging(beyond);
@@ -59,7 +59,7 @@ TEST(Arena, AllocatesInThePinnedPartOnly) {
   EXPECT_THROW(arena.allocate_staging(kPage), Error);
   arena.free_staging(before);
   EXPECT_EQ(arena.allocate_staging(6 * kPage), before);
-  arena.staging_is_pinned(16 * kPage);  // never more than it was
+  arena.is_pinned(link::Arena::Pinned::Staging, 16 * kPage);  // never more than it was
   EXPECT_EQ(arena.staging_limit(), 8 * kPage);
 }
 

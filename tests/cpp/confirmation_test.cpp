@@ -120,6 +120,19 @@ TEST(Confirmation, AnotherCallThatComesFirstMeansThatNobodyKeepsIt) {
   });
 }
 
+TEST(Confirmation, AnAgreementOfTheProgramIsNotTakenForAWordOnWhatWasMade) {
+  Made m(2);
+  m.late();
+  on_all(2, [&](int rank) {
+    rank::Rank &local = m.whole[Made::at(rank)]->local();
+    if (rank == 0) m.of[0].settle(*m.whole[0], kNobody, false, Deadline(isthmus_test::soon()));
+    else EXPECT_FALSE(m.confirm(1, isthmus_test::soon()).made) << "rank 0 has gone on to something else";
+    const uint64_t mine = rank == 0 ? 5 : 6;
+    EXPECT_EQ(local.agreement().agree(mine, kNobody, false, Deadline(isthmus_test::soon())).flags, 4u);
+  });
+  EXPECT_EQ(m.of[0].subject(*m.whole[0]), Subject());
+}
+
 TEST(Confirmation, TheNextCallNamesARankThatStopsBetweenTheAgreements) {
   Made m(3);
   on_all(3, [&](int rank) {

@@ -376,6 +376,22 @@ TEST_P(DeviceRanks, SplitsAreCommunicatorsToo) {
   });
 }
 
+// Six ranks of one process have one staging memory, of which one operation of all of them needs more than there is. No rank goes on without the
+// others, so none of them gives back what it has.
+TEST(DeviceRank, OneOperationOfAllRanksOfAProcessFindsRoomBesideTheStagingMemory) {
+  const unsigned long before = calls("cuMemHostRegister_v2");
+  Options options;
+  options.settings = "STAGING_BYTES=4194304;EAGER_BYTES=0";
+  fly(
+      "0a 1b 2b 3c -d -d",
+      [](Rank &r) {
+        for (const Kind kind : {AllReduce, AllGather, ReduceScatter, AllToAll})
+          Collective(r, kind, ISTHMUS_FLOAT32, ISTHMUS_SUM, 3 * kLarge).run();
+      },
+      options);
+  EXPECT_GE(calls("cuMemHostRegister_v2") - before, 2u) << "the staging memory, and then the reserve";
+}
+
 // ---- what serves ----------------------------------------------------------------------------------------------------------
 
 std::string text_of(isthmus_result result, char *json) {

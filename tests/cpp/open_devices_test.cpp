@@ -105,6 +105,17 @@ TEST(StagingPages, OfANodeThatThereIsNotLieAnywhereAndTheLossIsTold) {
   devices.end();
 }
 
+TEST(StagingPages, OfTheReserveAreReachedWhenItIsAskedForAndOnce) {
+  link::Arena arena(8 << 20);
+  OpenDevices devices(arena);
+  PlainRuntime runtime;
+  devices.arena_on(runtime, 0);
+  EXPECT_EQ(runtime.registered, arena.staging_limit());
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(devices.reserve_on(runtime, 0), arena.base());
+  EXPECT_EQ(runtime.registered, arena.staging_limit() + arena.reserve_limit());
+  devices.end();
+}
+
 TEST(StagingPages, LieOnTheNodeOfTheDevice) {
   link::Arena arena(8 << 20);
   OpenDevices devices(arena);

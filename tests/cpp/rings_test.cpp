@@ -116,6 +116,42 @@ TEST(Rings, SlotsBeyondTheStagingMemoryAreThereForOneOperation) {
   EXPECT_FALSE(pool.arena.beyond(other->take(kMiB, 0).slots));
 }
 
+TEST(Rings, TheReserveIsLentOnceItIsOpenAndTheStagingMemoryHasNoRoom) {
+  Pool pool(4 * kMiB);
+  const auto one = pool.rings(), other = pool.rings();
+  one->take(4 * kMiB, 0);
+  EXPECT_THROW(other->take(kMiB, kMiB), Error);
+  other->open_reserve();
+  const auto room = other->take(kMiB, kMiB);
+  EXPECT_GE(std::min(room.slots, room.scratch), pool.arena.reserve_offset());
+  EXPECT_FALSE(pool.arena.beyond(room.slots));
+  EXPECT_LE(std::max(room.slots, room.scratch) + kMiB, pool.arena.bytes());
+  EXPECT_EQ(pool.arena.staging_used(), 4 * kMiB);
+  pool.arena.base()[std::max(room.slots, room.scratch) + kMiB - 1] = std::byte{1};
+  other->end(1);
+  EXPECT_EQ(other->take(kMiB, kMiB).slots, room.slots) << "it is kept for the next operation";
+  other->end(2);
+  EXPECT_TRUE(other->give_idle());
+  one->end(1);
+  EXPECT_TRUE(one->give_idle());
+  EXPECT_LT(other->take(kMiB, kMiB).slots, pool.arena.reserve_offset());
+}
+
+TEST(Rings, TheReserveHasZerosForEachOwnerAndNoMoreBytesThanAreReachable) {
+  Pool pool(4 * kMiB);
+  EXPECT_EQ(pool.arena.reserve_limit(), 4 * kMiB);
+  pool.arena.is_pinned(link::Arena::Pinned::Reserve, 2 * kMiB);
+  EXPECT_EQ(pool.arena.reserve_limit(), 2 * kMiB);
+  for (int owner = 0; owner < 2; ++owner) {
+    const uint64_t offset = pool.arena.allocate_reserve(2 * kMiB);
+    std::byte *const last = pool.arena.base() + offset + 2 * kMiB - 1;
+    EXPECT_EQ(*last, std::byte{0});
+    *last = std::byte{1};
+    EXPECT_THROW(pool.arena.allocate_reserve(1), Error);
+    pool.arena.free_staging(offset);
+  }
+}
+
 TEST(Rings, GivesAllBackAtItsEnd) {
   Pool pool(8 * kMiB);
   pool.rings()->take(kMiB, kMiB);

@@ -26,7 +26,7 @@ void open_streams(const Invitation &invitation, const Device &device, const Agre
   if (device.host()) {
     served.runtime = &device::host_runtime();
     if (!served.stream) served.stream = process::OpenDevices::host_stream();
-    served.arena = context->arena().base();
+    served.arena.base = context->arena().base();
     return;
   }
   struct Ours {
@@ -51,7 +51,7 @@ void open_streams(const Invitation &invitation, const Device &device, const Agre
   served.stream = ours.stream;
   served.beside = ours.beside;
   served.scratch = ours.scratch;
-  served.arena = ours.arena;
+  served.arena.base = ours.arena;
 }
 
 std::vector<ccl::IslandMember> members_of(const Agreement &agreement) {
