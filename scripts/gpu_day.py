@@ -95,8 +95,6 @@ def parts(programs: Path, rehearse: bool, out: Path) -> dict[str, list[Step]]:
     chosen = quick if rehearse else (*sizes, "--check")  # a step whose figures miss a target has failed
     one, two = ("--ranks", "gpu,cpu"), ("--ranks", "gpu,gpu")
     ddp = ("--rehearse",) if rehearse else ()
-    # What few communicators with long messages are best with.
-    slots = () if rehearse else ("env", "ISTHMUS_CHUNK_BYTES=512K", "ISTHMUS_STAGING_BYTES=512M")
     return {
         "check": [
             Step("machine", 30, ("nvidia-smi",), rehearsed=False),
@@ -113,9 +111,9 @@ def parts(programs: Path, rehearse: bool, out: Path) -> dict[str, list[Step]]:
             Step("quick", 140, python("bench/gpu.py", *simulated, *quick, "--out", str(out / "quick.json"))),
         ],
         "bench": [
-            Step("gpu", 180, slots + python("bench/gpu.py", *simulated, *chosen, "--out", str(out / "gpu.json"))),
-            Step("one", 180, slots + python("bench/gpu.py", *simulated, *chosen, *one, "--out", str(out / "gpu_one.json"))),
-            Step("two", 180, slots + python("bench/gpu.py", *simulated, *chosen, *two, "--out", str(out / "gpu_two.json"))),
+            Step("gpu", 180, python("bench/gpu.py", *simulated, *chosen, "--out", str(out / "gpu.json"))),
+            Step("one", 180, python("bench/gpu.py", *simulated, *chosen, *one, "--out", str(out / "gpu_one.json"))),
+            Step("two", 180, python("bench/gpu.py", *simulated, *chosen, *two, "--out", str(out / "gpu_two.json"))),
         ],
         "train": [
             Step("ddp", 400, python("bench/ddp.py", *ddp, "--rounds", "3", "--out", str(out / "ddp.json")), shares=True)

@@ -44,9 +44,10 @@ constexpr SettingRow kSettings[] = {
      "call. Other inits wait for ISTHMUS_TIMEOUT, all of them at most. An init whose missing ranks have gone to the "
      "library's "
      "own listener waits for 1 s, or 20 s where not as many went there as are missing"},
-    {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "128K", 4096, 67108864, "", true,
-     "chunk of a pipelined message. Long messages, ranks with a device and islands with a library take a multiple of it "
-     "(docs/howto/tune.md has the table). At most 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks is taken, about "
+    {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "0", 4096, 67108864, "", true,
+     "chunk of a pipelined message; 0: 128 KiB, or up to 512 KiB where a rank has a device and all ranks share memory. Long "
+     "messages, ranks with a device and islands with a library take a multiple of it (docs/howto/tune.md has the table). At "
+     "most 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks is taken, about "
      "1/192 where a rank has a device or a library, and about 1/800 where a rank has a device and ranks share memory"},
     {Setting::Device, "ISTHMUS_DEVICE", K::Text, "host", 0, 0, "", false,
      "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank"},
@@ -126,7 +127,7 @@ constexpr SettingRow kSettings[] = {
      true},
     {Setting::SpinMicros, "ISTHMUS_SPIN_US", K::Integer, "100", 0, 1000000, "", false,
      "how long a waiter polls before it sleeps on a futex; it yields early when ranks outnumber cores", true},
-    {Setting::StagingBytes, "ISTHMUS_STAGING_BYTES", K::Bytes, "256M", 1048576, kTiB, "", false,
+    {Setting::StagingBytes, "ISTHMUS_STAGING_BYTES", K::Bytes, "512M", 1048576, kTiB, "", false,
      "host memory for slots, for the whole process", true},
     {Setting::Stores, "ISTHMUS_STORES", K::Choice, "auto", 0, 0, "auto|cached|streamed", false,
      "how data for another rank of the host is stored: through the caches or past them; auto: as measured now and then",
@@ -299,7 +300,8 @@ void Settings::set(std::string_view name, std::string_view value) {
       }
       if (end != last || shift < 0) bad(*row, value);
       const double scaled = std::ldexp(static_cast<double>(v.integer), shift);
-      if (scaled < row->min || scaled > row->max) bad(*row, value);
+      // What stands for "not said" may lie outside.
+      if ((scaled < row->min || scaled > row->max) && value != row->fallback) bad(*row, value);
       v.integer <<= shift;
       v.real = scaled;
       break;

@@ -1,11 +1,25 @@
 #include "comm/terms.hpp"
 
 #include <algorithm>
+#include <map>
+#include <string_view>
+#include <utility>
 
 #include "base/log.hpp"
 #include "link/memory.hpp"
 
 namespace isthmus::comm {
+
+namespace {
+
+uint64_t most_in_a_process(std::span<const RankBlob> ranks) {
+  std::map<std::pair<std::string_view, std::string_view>, uint64_t> many;
+  uint64_t most = 1;
+  for (const RankBlob &r : ranks) most = std::max(most, ++many[{r.info.host, r.info.process}]);
+  return most;
+}
+
+}  // namespace
 
 void Terms::lose(process::Context &context, const std::string &name, Lost path, std::string what) {
   if (!context.staging().note_lost(path))
@@ -13,26 +27,35 @@ void Terms::lose(process::Context &context, const std::string &name, Lost path, 
   lost.push_back(std::move(what));
 }
 
-// `staging`: the least of all ranks, so that the chunk is the same on all ranks. Slots of host ranks are some dozens of chunks. Slots that devices
+// A copy of a device costs some 10 us beside its bytes, and a gate before it as much: on an H200, 64 MiB between two ranks of one host take two
+// thirds of the time with slots of 4 MiB that they take with slots of 1 MiB. What crosses a network had better be cut shorter, or too little of it
+// is on the way at the same time.
+//
+// Slots of host ranks are some dozens of chunks. Slots that devices
 // copy through, and slots of islands, are up to 170, beside what messages between processes pass through. Where devices share memory, chunks are no
-// longer than the rings at fixed places allow: long ones would cost the rings, and with them two copies of each byte.
-void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t staging, bool share) {
+// longer than the rings at fixed places allow: long ones would cost the rings, and with them two copies of each byte. Ranks of one process have one
+// staging memory, into which one operation of all of them fits.
+void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t asked, uint64_t staging,
+                         size_t sharing) {
+  constexpr uint64_t kDefault = 128 * 1024, kOfDevices = 512 * 1024;
   constexpr uint64_t kLeastWithRing =
       16 * 1024;  // with less staging memory than that takes, chunks are worth more than rings
   const auto any = [&](auto is) { return std::any_of(ranks.begin(), ranks.end(), is); };
   const bool on_devices = any([](const RankBlob &r) { return r.info.device != "host"; });
   const bool devices_or_libraries = on_devices || any([](const RankBlob &r) { return !r.info.ccl.empty(); });
   const uint64_t messages = (ranks.size() - 1) * 3 * link::ByteRing::kLeastCapacity / 2;
-  uint64_t most = devices_or_libraries ? (staging - std::min(messages, staging / 8 * 7)) / 192 : staging / 64;
+  uint64_t most = devices_or_libraries ? (staging - std::min(messages, staging / 8 * 7)) / (192 * most_in_a_process(ranks))
+                                       : staging / 64;
   const uint64_t with_ring = plan::most_ring_chunk(most_fixed_ring(staging), plan::kDeviceSlots);
-  if (on_devices && share && with_ring >= kLeastWithRing) most = std::min(most, with_ring);
-  const uint64_t chunk = std::min(chunk_bytes, std::max<uint64_t>(most / 4096 * 4096, 4096));
-  if (chunk < chunk_bytes)
+  if (on_devices && sharing > 1 && with_ring >= kLeastWithRing) most = std::min(most, with_ring);
+  const uint64_t least = asked != 0 ? asked : kDefault;
+  const uint64_t wanted = asked == 0 && on_devices && sharing > 1 && sharing == ranks.size() ? kOfDevices : least;
+  chunk_bytes = std::min(wanted, std::max<uint64_t>(most / 4096 * 4096, 4096));
+  if (chunk_bytes < least)
     lose(context, ranks[0].name, kSmallChunks,
          formatted("chunks of {} bytes and not {} (ISTHMUS_CHUNK_BYTES), because the least staging memory of its "
                    "processes is {} bytes (ISTHMUS_STAGING_BYTES): large operations take more steps",
-                   chunk, chunk_bytes, staging));
-  chunk_bytes = chunk;
+                   chunk_bytes, least, staging));
 }
 
 // Settings go before profiles. Of several numbers the least counts, so ranks agree although their settings say different numbers.

@@ -34,8 +34,9 @@ struct Terms {
   enum Lost : unsigned { kSmallChunks, kNoRing, kNoRecvSlots };
   void lose(process::Context &context, const std::string &name, Lost path, std::string what);
 
-  // `share`: some ranks share memory.
-  void choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t staging, bool share);
+  // `asked`: the setting, as all ranks have it. `staging`: the least of all ranks. `sharing`: the most ranks that share memory.
+  void choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t asked, uint64_t staging,
+                    size_t sharing);
   void choose_leader_bytes(std::span<const RankBlob> ranks, const topology::Topology &topology);
 };
 

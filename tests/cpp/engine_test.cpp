@@ -764,7 +764,7 @@ TEST(Engine, OperationsTakeTurnsThroughARingThatStaysAsItIs) {
 TEST(Engine, AfterTheLastCommunicatorTheNextOneChoosesTheSettingsOfTheProcess) {
   ASSERT_TRUE(no_context());
   for (int round = 0; round < 20; ++round) {
-    const int64_t mib = round % 3 == 0 ? 256 : round % 3;  // the default, where nothing is said
+    const int64_t mib = round % 3 == 0 ? 512 : round % 3;  // the default, where nothing is said
     const std::string setting = round % 3 == 0 ? "" : "STAGING_BYTES=" + std::to_string(mib) + "M";
     on_ranks({"anew", 2, {}, nullptr, setting.c_str()}, [&](isthmus_comm_t comm, int rank) {
       EXPECT_EQ(context_stat("staging_limit"), mib << 20);

@@ -223,11 +223,11 @@ def test_where_little_memory_can_be_pinned_the_pool_is_smaller_and_the_results_t
 
     pinned = {"PINNED": str(40 << 20)}
     results = run_fleet(fleet, body, str(tmp_path), init=False, switches=pinned, env={"ISTHMUS_LOG": "warn"})
-    assert [limit >> 20 for limit, _, _ in results] == [32, 32, 32, 256]
+    assert [limit >> 20 for limit, _, _ in results] == [32, 32, 32, 512]
     assert {value for _, value, _ in results} == {4.0}
     for name, (limit, _, said) in zip(devices, results[:-1], strict=True):
         warning = (
-            f"only {limit} of {256 << 20} bytes of staging could be pinned for {name}; large operations take more steps"
+            f"only {limit} of {512 << 20} bytes of staging could be pinned for {name}; large operations take more steps"
         )
         assert said.count(warning) == 1 and "(ISTHMUS_STAGING_BYTES)" in said, said
     assert "pinned" not in results[-1][2]

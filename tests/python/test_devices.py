@@ -645,9 +645,9 @@ def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[
 def test_a_group_whose_other_side_is_late_fills_the_slots_and_leaves_the_rest_to_links(fleet: str, tmp_path: Path) -> None:
     """With the patience that a group has by default: it ends while the other side has not come, and nothing is lost.
 
-    Twelve parts of 1 MiB, for which there are eight slots.
+    Twenty parts of 1 MiB, for which there are sixteen slots.
     """
-    count = 3 << 20
+    count = 5 << 20
 
     def body(comm: isthmus.Comm, ended: Path) -> tuple[bool, float]:
         whole = np.arange(count, dtype=np.float32)
@@ -670,7 +670,7 @@ def test_a_group_whose_other_side_is_late_fills_the_slots_and_leaves_the_rest_to
         comm.barrier()
         return True, sum(link.get("bytes_sent", 0) for link in comm.topology()["links"]) / (1 << 20)
 
-    (_, sent), (right, _) = run_fleet(fleet, body, tmp_path / "ended")
+    (_, sent), (right, _) = run_fleet(fleet, body, tmp_path / "ended", env={"ISTHMUS_CHUNK_BYTES": "128K"})
     assert right
     assert 4 <= sent < 4.5, f"{sent} MiB went by the link"
 
@@ -731,7 +731,9 @@ def test_an_operation_copies_in_while_the_one_before_still_ends(fleet: str, brid
             work.wait()
         return [float(value) for one in (x, y) for value in (one if on_host() else one.get())[[0, -1]]]
 
-    assert run_fleet(fleet, body, tmp_path / "both", bridge=bridge, switches={"QUEUES": "4"}) == [[3.0, 3.0, 30.0, 30.0]] * 2
+    short = {"ISTHMUS_CHUNK_BYTES": "128K"}
+    right = [[3.0, 3.0, 30.0, 30.0]] * 2
+    assert run_fleet(fleet, body, tmp_path / "both", bridge=bridge, switches={"QUEUES": "4"}, env=short) == right
 
 
 @pytest.mark.parametrize("count", [1 << 16, 3 << 17], ids=["one chunk", "three"])

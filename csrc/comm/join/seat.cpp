@@ -285,8 +285,8 @@ void note_made(const Making &m, const std::string &library) {
 Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agreement, Wiring wiring) {
   Making m{invitation, offer, agreement, wiring, agreement.map, {}};
   m.terms.eager_bytes = static_cast<uint64_t>(invitation.settings.integer(Setting::EagerBytes));
-  m.terms.chunk_bytes = static_cast<uint64_t>(invitation.settings.integer(Setting::ChunkBytes));
-  m.terms.choose_chunk(m.context(), agreement.ranks, wiring.least_staging, m.most_sharing() > 1);
+  m.terms.choose_chunk(m.context(), agreement.ranks, static_cast<uint64_t>(invitation.settings.integer(Setting::ChunkBytes)),
+                       wiring.least_staging, wiring.all_share_memory ? m.most_sharing() : 1);
   Attempts attempt(invitation);
   if (agreement.island) join_library(invitation, offer, agreement, m.terms, wiring, attempt);
   if (!wiring.all_share_memory) share_no_memory(m, attempt);
