@@ -669,6 +669,16 @@ int isthmus_comm_blocks(isthmus_comm_t comm) {
   });
   return blocks;
 }
+int isthmus_comm_others_busy(isthmus_comm_t comm) {
+  int busy = 0;
+  guarded([&] {
+    const CallInside inside(comm, "others_busy");
+    i::rank::Rank &local = inside->local();
+    for (const auto &rank : local.context().ranks().all()) busy |= rank->index() != local.id().index && rank->has_work();
+    return ISTHMUS_OK;
+  });
+  return busy;
+}
 isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, const void *memory, void *stream,
                                    int64_t *stream_number) {
   return guarded([&] {

@@ -100,6 +100,7 @@ void add_communicator(py::module_ &m) {
       .def("_shrink", &PythonCommunicator::shrink, py::arg("exclude"), py::arg("mode"), py::arg("name"))
       .def("_reconfigure", &PythonCommunicator::reconfigure, py::arg("exclude"), py::arg("ticket"), py::arg("n"),
            py::arg("slots"))
+      .def("_others_busy", [](PythonCommunicator &c) { return isthmus_comm_others_busy(c.handle("others_busy")) != 0; })
       .def("_ticket", &make_ticket, py::arg("timeout"))
       .def("_joiners", &joiners, py::arg("ticket"))
       .def("_grow", &grow, py::arg("ticket"), py::arg("n"), py::arg("slots"), py::arg("name"))

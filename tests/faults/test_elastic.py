@@ -244,6 +244,32 @@ def test_who_has_finished_most_steps_gives_what_the_others_hold_unlike_and_nothi
         assert results(ranks) == [(("a", "c"), *same), ((), *same), (("a", "c"), *same)]
 
 
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_state_leaves_the_links_to_operations_of_other_communicators(zygote: Zygote, shape: str, busy: bool) -> None:
+    """4 MiB: sixteen short pieces with a pause behind each but the last, or five that become longer."""
+
+    def body(me: Me) -> Any:
+        from isthmus.elastic import _sync
+
+        pauses, give_way = [], _sync._give_way
+        _sync._give_way = lambda *args: pauses.append(give_way(*args)) or pauses[-1]
+        comm = me.init()
+        other = comm.split(0)
+        x = np.full(1000, float(me.rank))
+        first = other.all_reduce(x, async_op=True) if busy and me.rank == 0 else None  # rank 1 comes when the state has come
+        state = elastic.State({"w": np.full(1 << 19, float(me.rank))})
+        if me.rank == 0:
+            state.finish()
+        _sync.Sync(comm, state, me.rank, 2).run()
+        if busy:
+            other.all_reduce(x) if first is None else first.wait()
+        return pauses, float(state["w"].max()), x[0]
+
+    with job(zygote, 2, body, shape) as ranks:
+        pauses = [True] * 15 if busy else [False] * 4
+        assert results(ranks) == [(pauses, 0.0, 1.0 if busy else float(rank)) for rank in range(2)]
+
+
 def test_a_revision_is_the_step_that_last_changed_a_tensor_and_travels_with_it(zygote: Zygote) -> None:
     def body(me: Me) -> Any:
         from isthmus.elastic import _sync

@@ -252,6 +252,8 @@ ISTHMUS_API int isthmus_comm_device(isthmus_comm_t comm); /* the number of the d
 /* 1: no stream of that device waits for the host, so a call that gives a stream returns when what it waits for has come, and one thread that
  * makes the calls of several such ranks in one group waits for itself. */
 ISTHMUS_API int isthmus_comm_blocks(isthmus_comm_t comm);
+/* 1: this process has operations in flight on other communicators. For work that gives way to them. 0: it has none, or a bad handle. */
+ISTHMUS_API int isthmus_comm_others_busy(isthmus_comm_t comm);
 /* For programs that take arrays by DLPack: whether memory that it says lies on a device of that type (DLDeviceType) and number is
  * memory of this rank's device. If not, last_error() is what this rank works on. `memory`, where it is not NULL, must be known to the
  * device's driver. *stream_number, where it is not NULL, is what the protocol calls `stream` (as in isthmus_call), for the producer of

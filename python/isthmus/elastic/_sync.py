@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -28,6 +29,10 @@ NEW = -1  # the number of a rank that has none yet
 _HELLO = struct.Struct("<QqqIIB")
 _REFUSAL = 400  # bytes of a rank's reason
 _TIMES = 2  # that a tensor is sent
+# A tensor travels in pieces. Where a process of the job has other operations in flight, pieces are short, and take a tenth of
+# the time.
+_SHORT, _LONG, _SHARE = 256 << 10, 8 << 20, 10
+_MOST_PAUSE, _LOOK = 5.0, 0.05  # seconds; whether the communicator has failed is looked at meanwhile
 
 
 class Tickets(IntEnum):
@@ -66,11 +71,28 @@ def _gather(comm: _core.Comm, mine: bytes) -> list[bytes]:
     return [every[at : at + len(mine)] for at in range(0, len(every), len(mine))]
 
 
+def _give_way(comm: _core.Comm, took: float) -> bool:
+    """Whether other operations need the links, behind a piece that took so many seconds here. Then all ranks pause."""
+    waits = np.array([float(comm._others_busy()), took])
+    comm.all_reduce(waits, "max")
+    if not waits[0]:
+        return False
+    until = time.monotonic() + min((_SHARE - 1) * waits[1], _MOST_PAUSE, comm.timeout / 4)
+    while comm.error is None and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, _LOOK))
+    return True
+
+
 def _spread(comm: _core.Comm, mine: Bytes | None, length: int, source: int) -> Bytes:
-    """The bytes that `source` gives. Without `mine` they come into memory of their own."""
+    """The bytes that `source` gives. Without `mine` they come into memory of their own. Other communicators go first."""
     data = np.empty(length, np.uint8) if mine is None else mine
-    if length:
-        comm.broadcast(data, source)
+    at, piece = 0, _SHORT
+    while at < length:
+        begin = time.monotonic()
+        comm.broadcast(data[at : at + piece], source)
+        at += piece
+        if at < length:
+            piece = _SHORT if _give_way(comm, time.monotonic() - begin) else min(2 * piece, _LONG)
     return data
 
 
