@@ -29,6 +29,7 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/device/hip.cpp HipCalls: methods": "the vendor's calls, one method each",
     "csrc/device/runtime.hpp Runtime: methods": "an interface: all that is asked of a device's runtime",
     "csrc/device/vendor_runtime.hpp VendorRuntime: methods": "Runtime's methods",
+    "csrc/include/isthmus/isthmus.h": "the only public header",
     "csrc/plan/islands.cpp plan_island_broadcast()": "the template of a plan: its stages in their order",
     "csrc/plan/moves.cpp plan_broadcast()": "the template of a plan: its stages in their order",
     "csrc/plan/plan.hpp Step: fields": "a record: what a step can say",

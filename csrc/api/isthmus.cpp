@@ -259,6 +259,13 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::CallRequest &r, const isthmu
     const CallInside inside(comm, r.collective);
     Communicator &communicator = *inside;
     auto &local = communicator.local();
+    const auto prepare = [&](Operation &op) {
+      i::comm::by_slots(communicator.terms().numbering, [&] {
+        communicator.prepare(r, op);
+        if (!i::comm::group_open()) communicator.make_ready(op);
+        if (r.keep) op.keep_output();
+      });
+    };
     if (blocking) {
       Operation *op = local.inline_operation().take();
       const bool inline_op = op != nullptr;
@@ -269,23 +276,20 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::CallRequest &r, const isthmu
         bool inline_op;
         ~Give() { inline_op ? local.inline_operation().give(op) : OperationPool::instance().release(op); }
       } give{local, op, inline_op};
-      communicator.prepare(r, *op);
-      communicator.make_ready(*op);
-      if (r.keep) op->keep_output();
+      prepare(*op);
       if (r.commit) {
         i::Status end = i::comm::commit(communicator, *op);
-        return end.ok() ? ISTHMUS_OK : failed(end.code, std::move(end.text), std::move(end.ranks));
+        return end.ok() ? ISTHMUS_OK
+                        : failed(end.code, std::move(end.text), communicator.terms().numbering.slots_of(end.ranks));
       }
       local.run(op);
       local.driver().wait(op, INT64_MAX);
-      if (source) *source = op->message.source;
+      if (source) *source = local.id().number(op->message.source);
       return result_of(op);
     }
     Operation *op = OperationPool::instance().take();
     try {
-      communicator.prepare(r, *op);
-      if (!i::comm::group_open()) communicator.make_ready(*op);
-      if (r.keep) op->keep_output();
+      prepare(*op);
     } catch (...) {
       OperationPool::instance().release(op);
       throw;
@@ -322,6 +326,61 @@ i::comm::CallRequest request(Collective c, const void *send, void *recv, uint64_
   r.op = op;
   r.root = root;
   return r;
+}
+
+std::vector<int> listed(const int *numbers, int count) {
+  return numbers && count > 0 ? std::vector<int>(numbers, numbers + count) : std::vector<int>();
+}
+
+isthmus_result shrink(isthmus_comm_t comm, const int *excluded, int count, isthmus_shrink_mode mode, const char *name,
+                      i::comm::Numbers numbers, isthmus_comm_t *result) noexcept {
+  return guarded([&] {
+    if (!result) i::fail(Code::Argument, "shrink: result must not be NULL");
+    *result = nullptr;
+    if (count < 0 || (count > 0 && !excluded))
+      i::fail(Code::Argument, "shrink: {} excluded ranks and no list of them", count);
+    if (mode < ISTHMUS_SHRINK_KEEP || mode > ISTHMUS_SHRINK_AGREE)
+      i::fail(Code::Argument, "shrink: there is no mode {}", static_cast<int>(mode));
+    auto handle = std::make_unique<isthmus_comm>();
+    const CallInside inside(comm, "shrink");
+    const std::vector<int> gone = inside->terms().numbering.ranks_of("shrink", listed(excluded, count));
+    handle->communicator = i::comm::by_slots(inside->terms().numbering, [&] {
+      return inside->shrink(gone, static_cast<Communicator::Shrink>(mode), name ? name : "", numbers);
+    });
+    i::observe::watch(handle->communicator);
+    *result = handle.release();
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result reconfigure(isthmus_comm_t comm, const int *excluded, int count, const char *ticket, int newcomers,
+                           const int *slots, i::comm::Numbers numbers) noexcept {
+  return guarded([&] {
+    if (count < 0 || (count > 0 && !excluded))
+      i::fail(Code::Argument, "reconfigure: {} excluded ranks and no list of them", count);
+    i::comm::ReconfigureRequest request{{}, ticket ? ticket : "", newcomers, listed(slots, newcomers), numbers};
+    const CallInside inside(comm, "reconfigure");
+    inside.close();
+    struct Opens {
+      const CallInside &inside;
+      ~Opens() { inside.open(); }
+    } const opens{inside};
+    request.excluded = inside->terms().numbering.ranks_of("reconfigure", listed(excluded, count));
+    i::comm::Reconfigured made =
+        i::comm::by_slots(inside->terms().numbering, [&] { return i::comm::reconfigure(*inside, request); });
+    i::observe::watch(made.epoch);
+    const std::shared_ptr<Communicator> old = go_over(comm, made.epoch);
+    i::observe::settle_dumps(kDumpSeconds);
+    i::observe::unwatch(*old);
+    old->destroy();
+    if (comm->destroyed.load(std::memory_order_seq_cst)) {  // meanwhile, and perhaps it was the old epoch that destroy saw
+      i::observe::unwatch(*made.epoch);
+      made.epoch->destroy();
+      i::fail(Code::Argument, "reconfigure: the communicator was destroyed meanwhile");
+    }
+    if (made.newcomers.ok()) return ISTHMUS_OK;
+    return failed(made.newcomers.code, made.newcomers.text, made.epoch->terms().numbering.slots_of(made.newcomers.ranks));
+  });
 }
 
 }  // namespace
@@ -402,7 +461,8 @@ isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const
   return guarded([&] {
     if (!result) i::fail(Code::Argument, "split: result must not be NULL");
     *result = nullptr;
-    auto part = CallInside(comm, "split")->split(color, key, name ? name : "");
+    const CallInside inside(comm, "split");
+    auto part = i::comm::by_slots(inside->terms().numbering, [&] { return inside->split(color, key, name ? name : ""); });
     if (part) {
       auto handle = std::make_unique<isthmus_comm>();
       handle->communicator = std::move(part);
@@ -415,21 +475,12 @@ isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const
 
 isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int count, isthmus_shrink_mode mode,
                                    const char *name, isthmus_comm_t *result) {
-  return guarded([&] {
-    if (!result) i::fail(Code::Argument, "shrink: result must not be NULL");
-    *result = nullptr;
-    if (count < 0 || (count > 0 && !excluded))
-      i::fail(Code::Argument, "shrink: {} excluded ranks and no list of them", count);
-    if (mode < ISTHMUS_SHRINK_KEEP || mode > ISTHMUS_SHRINK_AGREE)
-      i::fail(Code::Argument, "shrink: there is no mode {}", static_cast<int>(mode));
-    using Shrink = i::comm::Communicator::Shrink;
-    const std::vector<int> gone(excluded, excluded + count);
-    auto handle = std::make_unique<isthmus_comm>();
-    handle->communicator = CallInside(comm, "shrink")->shrink(gone, static_cast<Shrink>(mode), name ? name : "");
-    i::observe::watch(handle->communicator);
-    *result = handle.release();
-    return ISTHMUS_OK;
-  });
+  return shrink(comm, excluded, count, mode, name, i::comm::Numbers::Dense, result);
+}
+
+isthmus_result isthmus_comm_shrink_slots(isthmus_comm_t comm, const int *excluded, int count, isthmus_shrink_mode mode,
+                                         const char *name, isthmus_comm_t *result) {
+  return shrink(comm, excluded, count, mode, name, i::comm::Numbers::Kept, result);
 }
 
 isthmus_result isthmus_comm_ticket(isthmus_comm_t comm, double timeout, char **ticket) {
@@ -457,7 +508,8 @@ isthmus_result isthmus_comm_grow(isthmus_comm_t comm, const char *ticket, int ne
     i::comm::GrowRequest request{ticket, newcomers, {}, name ? name : ""};
     if (slots && newcomers > 0) request.slots.assign(slots, slots + newcomers);
     auto handle = std::make_unique<isthmus_comm>();
-    handle->communicator = i::comm::grow(*CallInside(comm, "grow"), request);
+    const CallInside inside(comm, "grow");
+    handle->communicator = i::comm::by_slots(inside->terms().numbering, [&] { return i::comm::grow(*inside, request); });
     i::observe::watch(handle->communicator);
     *result = handle.release();
     return ISTHMUS_OK;
@@ -466,30 +518,12 @@ isthmus_result isthmus_comm_grow(isthmus_comm_t comm, const char *ticket, int ne
 
 isthmus_result isthmus_comm_reconfigure(isthmus_comm_t comm, const int *excluded, int count, const char *ticket,
                                         int newcomers, const int *slots) {
-  return guarded([&] {
-    if (count < 0 || (count > 0 && !excluded))
-      i::fail(Code::Argument, "reconfigure: {} excluded ranks and no list of them", count);
-    i::comm::ReconfigureRequest request{{excluded, excluded + count}, ticket ? ticket : "", newcomers, {}};
-    if (slots && newcomers > 0) request.slots.assign(slots, slots + newcomers);
-    const CallInside inside(comm, "reconfigure");
-    inside.close();
-    struct Opens {
-      const CallInside &inside;
-      ~Opens() { inside.open(); }
-    } const opens{inside};
-    i::comm::Reconfigured made = i::comm::reconfigure(*inside, request);
-    i::observe::watch(made.epoch);
-    const std::shared_ptr<Communicator> old = go_over(comm, made.epoch);
-    i::observe::settle_dumps(kDumpSeconds);
-    i::observe::unwatch(*old);
-    old->destroy();
-    if (comm->destroyed.load(std::memory_order_seq_cst)) {  // meanwhile, and perhaps it was the old epoch that destroy saw
-      i::observe::unwatch(*made.epoch);
-      made.epoch->destroy();
-      i::fail(Code::Argument, "reconfigure: the communicator was destroyed meanwhile");
-    }
-    return made.newcomers.ok() ? ISTHMUS_OK : failed(made.newcomers.code, made.newcomers.text, made.newcomers.ranks);
-  });
+  return reconfigure(comm, excluded, count, ticket, newcomers, slots, i::comm::Numbers::Dense);
+}
+
+isthmus_result isthmus_comm_reconfigure_slots(isthmus_comm_t comm, const int *excluded, int count, const char *ticket,
+                                              int newcomers, const int *slots) {
+  return reconfigure(comm, excluded, count, ticket, newcomers, slots, i::comm::Numbers::Kept);
 }
 
 isthmus_result isthmus_join(const char *ticket, int slot, const isthmus_options *options, isthmus_comm_t *comm) {
@@ -509,9 +543,11 @@ isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int *ranks, int 
                                      size_t bytes, double timeout) {
   return guarded([&] {
     if (count < 1 || !ranks) i::fail(Code::Argument, "exchange: {} ranks and no list of them", count);
-    CallInside(comm, "exchange")
-        ->exchange({ranks, ranks + count}, {static_cast<const std::byte *>(send), bytes}, static_cast<std::byte *>(recv),
-                   timeout);
+    const CallInside inside(comm, "exchange");
+    i::comm::by_slots(inside->terms().numbering, [&] {
+      inside->exchange({ranks, ranks + count}, {static_cast<const std::byte *>(send), bytes}, static_cast<std::byte *>(recv),
+                       timeout);
+    });
     return ISTHMUS_OK;
   });
 }
@@ -522,15 +558,20 @@ isthmus_result isthmus_comm_agree(isthmus_comm_t comm, uint64_t *flags, uint8_t 
     const CallInside inside(comm, "agree");
     if (timeout < 0)
       i::fail(Code::Argument, "agree: timeout {}: must be above 0 seconds, or 0 for the communicator's", timeout);
-    const int size = inside->size();
+    const i::comm::Numbering &numbering = inside->terms().numbering;
     std::vector<int> suspects;
-    for (int r = 0; r < size; ++r)
-      if (out[r]) suspects.push_back(r);
-    if (out[inside->rank()]) i::fail(Code::Argument, "agree: rank {} names itself", inside->rank());
-    const i::rank::Verdict verdict = i::comm::agree(*inside, *flags, suspects, allow_minority != 0,
-                                                    i::Deadline(timeout > 0 ? timeout : inside->timeout()));
+    for (int slot = 0; slot < numbering.slots(); ++slot)
+      if (out[slot]) suspects.push_back(numbering.rank_of("agree", slot));
+    if (out[i::comm::own_slot(*inside)]) i::fail(Code::Argument, "agree: rank {} names itself", i::comm::own_slot(*inside));
+    const i::rank::Verdict verdict = i::comm::by_slots(numbering, [&] {
+      return i::comm::agree(*inside, *flags, suspects, allow_minority != 0,
+                            i::Deadline(timeout > 0 ? timeout : inside->timeout()));
+    });
     *flags = verdict.flags;
-    for (int r = 0; r < size; ++r) out[r] = verdict.out.has(r);
+    for (int slot = 0; slot < numbering.slots(); ++slot) {
+      const int rank = numbering.rank(slot);
+      out[slot] = rank >= 0 && verdict.out.has(rank);
+    }
     return ISTHMUS_OK;
   });
 }
@@ -623,8 +664,9 @@ isthmus_result isthmus_comm_revoke(isthmus_comm_t comm, const char *reason) {
 
 isthmus_result isthmus_comm_error(isthmus_comm_t comm) {
   return guarded([&] {
-    const i::Status s = CallInside(comm, "error")->local().core().failure();
-    return s.ok() ? ISTHMUS_OK : failed(s.code, s.text, s.ranks);
+    const CallInside inside(comm, "error");
+    const i::Status s = inside->local().core().failure();
+    return s.ok() ? ISTHMUS_OK : failed(s.code, s.text, inside->terms().numbering.slots_of(s.ranks));
   });
 }
 
@@ -643,13 +685,24 @@ double isthmus_comm_timeout(isthmus_comm_t comm) {
 
 int isthmus_comm_rank(isthmus_comm_t comm) {
   int rank = -1;
-  guarded([&] { return rank = CallInside(comm)->rank(), ISTHMUS_OK; });
+  guarded([&] { return rank = i::comm::own_slot(*CallInside(comm)), ISTHMUS_OK; });
   return rank;
 }
 int isthmus_comm_size(isthmus_comm_t comm) {
   int size = -1;
-  guarded([&] { return size = CallInside(comm)->size(), ISTHMUS_OK; });
+  guarded([&] { return size = CallInside(comm)->terms().numbering.slots(), ISTHMUS_OK; });
   return size;
+}
+int isthmus_comm_members(isthmus_comm_t comm, int *slots, int most) {
+  int count = -1;
+  guarded([&] {
+    const CallInside inside(comm, "members");
+    const std::vector<int> &members = inside->terms().numbering.members();
+    count = static_cast<int>(members.size());
+    for (int n = 0; slots && n < std::min(count, most); ++n) slots[n] = members[static_cast<size_t>(n)];
+    return ISTHMUS_OK;
+  });
+  return count;
 }
 int isthmus_comm_device(isthmus_comm_t comm) {
   int device = -1;
@@ -717,6 +770,10 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
     if (static_cast<unsigned>(dtype) >= i::kDTypeCount || static_cast<unsigned>(op) >= i::kRedOpCount)
       i::fail(Code::Argument, "explain: unknown dtype or op");
     const CallInside communicator(comm, "explain");
+    const i::comm::Numbering &numbering = communicator->terms().numbering;
+    // Where there are no holes the planner refuses what is no rank.
+    if (i::is_message(c) ? root >= 0 && root < numbering.slots() : i::has_root(c) && numbering.has_holes())
+      root = numbering.rank_of("explain", root);
     if (i::is_message(c)) {
       const uint64_t size = i::dtype_size(static_cast<i::DType>(dtype));
       if (count > UINT64_MAX / size) i::fail(Code::Argument, "explain: {} elements are more than memory can hold", count);
@@ -1057,7 +1114,11 @@ isthmus_result isthmus_work_test(isthmus_work_t work) {
   });
 }
 
-int isthmus_work_source(isthmus_work_t work) { return work && op_of(work)->over() ? op_of(work)->message.source : -1; }
+int isthmus_work_source(isthmus_work_t work) {
+  if (!work || !op_of(work)->over()) return -1;
+  const Operation &op = *op_of(work);
+  return op.core ? op.core->id.number(op.message.source) : op.message.source;
+}
 uint64_t isthmus_work_sequence(isthmus_work_t work) { return work ? op_of(work)->sequence : 0; }
 double isthmus_work_duration(isthmus_work_t work) {
   const Operation *op = op_of(work);
@@ -1093,7 +1154,10 @@ isthmus_result isthmus_work_order(isthmus_work_t work, void *stream) {
       else i::collective::order_behind(*op->core, op->rank->collectives().device(), op, stream);
     }
     if (op->over()) return result_of(op);
-    if (op->core->failed()) throw i::Error(op->core->failure());
+    if (op->core->failed()) {
+      const i::Status why = op->core->failure();
+      throw i::Error(why.code, why.text, op->core->id.topology.numbers(why.ranks));
+    }
     return ISTHMUS_OK;
   });
 }

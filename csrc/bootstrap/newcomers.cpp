@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/assert.hpp"
 #include "bootstrap/host.hpp"
 #include "bootstrap/tcp_rendezvous.hpp"
 #include "net/connect_race.hpp"
@@ -94,7 +95,7 @@ std::optional<Enter> parse_enter(std::span<const std::byte> body) {
 
 void append_welcome(net::ByteVector &out, const Welcome &m) {
   net::ByteVector body;
-  net::Writer(body).number(m.rank).number(m.world).number(m.making_ns).number(m.whole_ns);
+  net::Writer(body).number(m.rank).number(m.world).number(m.slot).number(m.slots).number(m.making_ns).number(m.whole_ns);
   net::Writer(body).text(m.name.substr(0, kMostName)).text(m.members.substr(0, kMostMembers));
   append_message(out, Meet::Welcome, body);
 }
@@ -104,13 +105,16 @@ std::optional<Welcome> parse_welcome(std::span<const std::byte> body) {
   Welcome m;
   m.rank = r.number<int32_t>();
   m.world = r.number<int32_t>();
+  m.slot = r.number<int32_t>();
+  m.slots = r.number<int32_t>();
   m.making_ns = r.number<int64_t>();
   m.whole_ns = r.number<int64_t>();
   m.name = r.text(kMostName);
   m.members = r.text(kMostMembers);
-  if (!r.done() || m.rank < 0 || m.rank >= m.world || m.world > kMostWorld || m.making_ns < 0 || m.whole_ns < m.making_ns ||
-      m.whole_ns > kMostWaitNs)
-    return {};
+  // Slots ascend with ranks, so behind this rank's slot there is one for each rank behind this one.
+  const bool numbered = m.rank >= 0 && m.rank < m.world && m.world <= m.slots && m.slots <= kMostWorld && m.slot >= m.rank &&
+                        m.slots - m.slot >= m.world - m.rank;
+  if (!r.done() || !numbered || m.making_ns < 0 || m.whole_ns < m.making_ns || m.whole_ns > kMostWaitNs) return {};
   return m;
 }
 
@@ -120,11 +124,14 @@ Newcomers::~Newcomers() {
   if (!told_) failed({Code::Aborted, "join: the members have given up"});
 }
 
-void Newcomers::welcome(const Welcome &same) {
-  for (Newcomer &one : all_) {
+void Newcomers::welcome(const Welcome &same, const std::vector<int> &ranks) {
+  ISTHMUS_ASSERT(ranks.size() == all_.size(), "each newcomer has a rank");
+  for (size_t i = 0; i < all_.size(); ++i) {
+    const Newcomer &one = all_[i];
     net::ByteVector words;
     Welcome mine = same;
-    mine.rank = one.slot;
+    mine.rank = ranks[i];
+    mine.slot = one.slot;
     append_welcome(words, mine);
     net::send_some(one.fd.get(), words);  // where it fails, the next read says why
   }

@@ -3,7 +3,7 @@
 //   newcomer                       the process that made the ticket
 //     Enter: who, which slot  ->     its thread of tickets: the waiting room of the ticket
 //                                    ... minutes later: a member's thread takes those that have come (Newcomers)
-//                             <-     Welcome: rank, world, how much time there is
+//                             <-     Welcome: rank and slot, of how many, how much time there is
 //     Contribution            ->     each round of the exchange: passed on to the other members
 //                             <-     Result for each rank
 //     Made                    ->     this process has the communicator
@@ -48,6 +48,7 @@ struct Enter {
 };
 struct Welcome {
   int32_t rank = 0, world = 0;
+  int32_t slot = 0, slots = 0;  // the number for people, and how many there are: more than ranks, where numbers have gaps
   int64_t making_ns = 0, whole_ns = 0;  // the time for the making, and until all must have heard whether everybody has it
   std::string name, members;
 };
@@ -82,7 +83,8 @@ class Newcomers {
   Newcomers(const Newcomers &) = delete;
   Newcomers &operator=(const Newcomers &) = delete;
 
-  void welcome(const Welcome &same);                                     // each has its own rank beside what is the same
+  // Each has its own rank, and its own slot, beside what is the same. `ranks`: theirs, ascending.
+  void welcome(const Welcome &same, const std::vector<int> &ranks);
   std::vector<Blob> contributions(Deadline deadline, const Look &look);  // of the next round, in their order
   void results(const std::vector<Blob> &all, Deadline deadline);         // of this round, by rank
   void await_made(Deadline deadline, const Look &look);

@@ -170,7 +170,7 @@ std::string Collectives::waiting_text() const {
   if (q < 0 || entered <= done()) return {};
   const Descriptions::Called own = descriptions_.called(entered);
   if (!own.known) return {};  // the operation ended during this look
-  return formatted("#{} {} of '{}', waiting for {}", entered, describe(own.code, own.bytes), core_.id.name,
+  return formatted("#{} {} of '{}', waiting for {}", entered, describe(core_.id, own.code, own.bytes), core_.id.name,
                    core_.id.text(q));
 }
 

@@ -32,7 +32,7 @@ void Descriptions::mismatch(uint64_t sequence, int q) noexcept {
   std::string theirs = "something else";
   if (p.mail) {
     const Description &d = p.mail->description(sequence);
-    if (d.sequence.load(std::memory_order_acquire) == sequence) theirs = describe(d.what.load(), d.bytes.load());
+    if (d.sequence.load(std::memory_order_acquire) == sequence) theirs = describe(core_.id, d.what.load(), d.bytes.load());
   } else {
     constexpr int kAnswerMs = 150;
     constexpr double kPatienceSeconds = 1.0;
@@ -40,16 +40,16 @@ void Descriptions::mismatch(uint64_t sequence, int q) noexcept {
     if (core_.context->control().query(p.process, p.their_index, core_.id.epoch, sequence, kAnswerMs,
                                        Deadline(kPatienceSeconds), a) &&
         a.known)
-      theirs = describe(a.what, a.bytes);
+      theirs = describe(core_.id, a.what, a.bytes);
   }
   const Called mine = called(sequence);
-  const std::string ours = mine.known ? describe(mine.code, mine.bytes) : "something else";
+  const std::string ours = mine.known ? describe(core_.id, mine.code, mine.bytes) : "something else";
   core_.fail(
       Code::Mismatch,
       formatted("operation #{} of '{}' is not the same on all ranks: rank {} called {}, {} called {}{}; every rank must "
                 "make the same calls in "
                 "the same order",
-                sequence, core_.id.name, core_.id.rank, ours, core_.id.text(q), theirs,
+                sequence, core_.id.name, core_.id.number(), ours, core_.id.text(q), theirs,
                 ours == theirs ? " with other counts, or planned it on another topology" : ""),
       Tell::Peers);
 }

@@ -71,7 +71,7 @@ void DeviceSide::bounce_input(Operation &op) {
   if (!bounces_)
     bounces_ = std::make_unique<Bounces>(core_.context->arena(), executor_->arena().base, *core_.device.runtime,
                                          core_.device.number,
-                                         formatted("communicator '{}', rank {}", core_.id.name, core_.id.rank));
+                                         formatted("communicator '{}', rank {}", core_.id.name, core_.id.number()));
   Bounce &b = op.run.bounce;
   const bool writes = op.call.output && writes_output(op.call.collective, core_.id.rank, op.call.root);
   b = bounces_->take(op.given_input(), writes ? op.given_output() : 0);

@@ -176,7 +176,7 @@ bool HostExecutor::compare_sizes(Operation &op) noexcept {
     const uint64_t size = dtype_size(op.call.dtype);
     core_.fail_at(op, Code::Mismatch,
                   formatted(": {} sends {} elements to rank {}, which expects {}; both sides must name the same count",
-                            core_.id.text(q), sent / size, rank, expected / size));
+                            core_.id.text(q), sent / size, core_.id.number(rank), expected / size));
     return false;
   }
   return true;

@@ -47,6 +47,10 @@ const std::byte *OneHop::payload(const Operation &op, int q) const noexcept {
   return (q == core_.id.rank ? core_.mail : core_.peers[q].mail)->cell(op.sequence, core_.cell_bytes).payload;
 }
 
+uint64_t OneHop::place(const Operation &op, std::span<const uint64_t> displ, size_t block) noexcept {
+  return op.plan ? block * op.call.bytes : displ[block];
+}
+
 OneHop::Places OneHop::places(const Operation &op) const noexcept {
   if (!op.plan) return {op.call.input, op.call.output};
   std::byte *const scratch = core_.context->arena().base() + op.run.scratch;
@@ -67,7 +71,7 @@ void OneHop::post(const Operation &op) noexcept {
     case Blocks::OnePerRank:  // packed
       for (uint32_t b = 0; b < op.blocks.input; ++b) {
         const auto o = op.operands();
-        streaming_.copy(to, input + o.input_displ[b], o.input_bytes[b]);
+        streaming_.copy(to, input + place(op, o.input_displ, b), o.input_bytes[b]);
         to += o.input_bytes[b];
       }
       if (scaled) scale(cell.payload, cell.payload, static_cast<uint64_t>(to - cell.payload), c);
@@ -95,7 +99,8 @@ void OneHop::reduce(const Operation &op, uint64_t offset, uint64_t bytes, std::b
 
 void OneHop::consume(const Operation &op) noexcept {
   const Call &c = op.call;
-  const int rank = core_.id.rank, world = core_.id.world;
+  const int rank = core_.id.rank;
+  const auto mine = static_cast<size_t>(rank), world = static_cast<size_t>(core_.id.world);
   const auto o = op.operands();
   const CollectiveTraits &kind = traits(c.collective);
   const auto [input, output] = places(op);
@@ -107,15 +112,17 @@ void OneHop::consume(const Operation &op) noexcept {
   };
   if (kind.reduces) {
     if (kind.input == Blocks::One) reduce(op, 0, c.bytes, output, input);
-    else reduce(op, before_mine(), o.input_bytes[rank], output, input + o.input_displ[rank]);
+    else reduce(op, before_mine(), o.input_bytes[rank], output, input + place(op, o.input_displ, mine));
   } else if (is_exchange(c.collective)) {
     const uint64_t offset = static_cast<uint64_t>(rank) * c.bytes;
-    for (int q = 0; q < world; ++q) move(output + o.output_displ[q], payload(op, q) + offset, c.bytes);
+    for (size_t q = 0; q < world; ++q)
+      move(output + place(op, o.output_displ, q), payload(op, static_cast<int>(q)) + offset, c.bytes);
   } else if (kind.input == Blocks::OnePerRank) {
-    if (rank == c.root) move(output, input + o.input_displ[rank], o.input_bytes[rank]);
+    if (rank == c.root) move(output, input + place(op, o.input_displ, mine), o.input_bytes[rank]);
     else move(output, payload(op, c.root) + before_mine(), o.input_bytes[rank]);
   } else if (kind.output == Blocks::OnePerRank) {
-    for (int q = 0; q < world; ++q) move(output + o.output_displ[q], q == rank ? input : payload(op, q), o.output_bytes[q]);
+    for (size_t q = 0; q < world; ++q)
+      move(output + place(op, o.output_displ, q), q == mine ? input : payload(op, static_cast<int>(q)), o.output_bytes[q]);
   } else {
     move(output, rank == c.root ? input : payload(op, c.root), c.bytes);
   }

@@ -24,6 +24,7 @@
 // Thread rules: the thread with the right to execute.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "collective/descriptions.hpp"
@@ -53,6 +54,8 @@ class OneHop {
     std::byte *output;
   };
   Places places(const Operation &op) const noexcept;
+  // Where a block is there: the user's memory has it where the call says, and what stands for a device's has blocks back to back.
+  static uint64_t place(const Operation &op, std::span<const uint64_t> displ, size_t block) noexcept;
   bool say(Operation &op) noexcept;   // writes the cell. False: the device has not copied the input out
   bool land(Operation &op) noexcept;  // the device has copied the output in
   void post(const Operation &op) noexcept;

@@ -10,6 +10,8 @@
 namespace isthmus::comm {
 namespace {
 
+constexpr int32_t kMostSlots = 16'777'216;
+
 class BlobWriter {
  public:
   template <class T>
@@ -96,6 +98,8 @@ std::vector<std::byte> pack(const RankBlob &b) {
   w.number(b.before);
   w.number(static_cast<uint8_t>(b.quiet));
   w.number(b.library);
+  for (const int32_t number : {b.number.slot, b.number.slots, b.number.was}) w.number(number);
+  w.number(static_cast<uint8_t>(b.number.keeps));
   return std::move(w.out);
 }
 
@@ -152,11 +156,17 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   r.must(quiet <= 1);
   b.quiet = quiet != 0;
   r.number(b.library);
+  for (int32_t *number : {&b.number.slot, &b.number.slots, &b.number.was}) r.number(*number);
+  r.must(b.number.slot >= 0 && b.number.slot < b.number.slots && b.number.slots <= kMostSlots && b.number.was >= -1);
+  uint8_t keeps = 0;
+  r.number(keeps);
+  r.must(keeps <= 1);
+  b.number.keeps = keeps != 0;
   r.end();
   return b;
 }
 
-std::string differing(const std::string &first, const std::string &other, size_t rank) {
+std::string differing(const RankBlob &first, const RankBlob &other) {
   const auto read = [](const std::string &text) {
     std::vector<std::pair<std::string, std::string>> rows;
     constexpr std::string_view kBegin = "ISTHMUS_";
@@ -169,16 +179,18 @@ std::string differing(const std::string &first, const std::string &other, size_t
     }
     return rows;
   };
-  const auto theirs = read(other);
+  const auto theirs = read(other.settings);
   std::string out;
-  for (const auto &[name, value] : read(first)) {
+  for (const auto &[name, value] : read(first.settings)) {
     const auto found = std::find_if(theirs.begin(), theirs.end(), [&n = name](const auto &row) { return row.first == n; });
     const std::string there = found == theirs.end() ? "unknown" : found->second.empty() ? "(empty)" : found->second;
     if (found == theirs.end() || found->second != value)
-      out += formatted("{}{} is {} on rank 0 and {} on rank {}", out.empty() ? "" : ", ", name,
-                       value.empty() ? "(empty)" : value, there, rank);
+      out += formatted("{}{} is {} on rank {} and {} on rank {}", out.empty() ? "" : ", ", name,
+                       value.empty() ? "(empty)" : value, first.number.slot, there, other.number.slot);
   }
-  return out.empty() ? formatted("rank 0 has {}; rank {} has {}", first, rank, other) : out;
+  return out.empty() ? formatted("rank {} has {}; rank {} has {}", first.number.slot, first.settings, other.number.slot,
+                                 other.settings)
+                     : out;
 }
 
 }  // namespace isthmus::comm

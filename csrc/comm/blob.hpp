@@ -15,6 +15,13 @@
 
 namespace isthmus::comm {
 
+// Numbers for people: see comm/numbering.hpp.
+struct SlotOffer {
+  int32_t slot = 0, slots = 1;  // the rank's, and how many there are
+  int32_t was = -1;             // its slot in the communicator of which this one is made; -1: it is new there
+  bool keeps = false;           // it asks that ranks keep their slots
+};
+
 struct RankBlob {
   uint32_t protocol = 0;
   bootstrap::Endpoint endpoint;
@@ -32,11 +39,12 @@ struct RankBlob {
   int32_t before = -1;                   // the rank in the epoch that ends with this one; -1: there is none
   bool quiet = false;                    // nothing of this rank comes to memory of that epoch any more
   collective::LibraryPlace library;      // in the library's communicator of that epoch
+  SlotOffer number;                      // the rank's number for people
 };
 
 std::vector<std::byte> pack(const RankBlob &blob);
 RankBlob unpack(std::span<const std::byte> bytes, int rank);
-// The settings that rank 0 and `rank` must agree on, and do not: "ISTHMUS_CHUNK_BYTES is 4096 on rank 0 and 8192 on rank 2".
-std::string differing(const std::string &first, const std::string &other, size_t rank);
+// The settings that two ranks must agree on, and do not: "ISTHMUS_CHUNK_BYTES is 4096 on rank 0 and 8192 on rank 2".
+std::string differing(const RankBlob &first, const RankBlob &other);
 
 }  // namespace isthmus::comm

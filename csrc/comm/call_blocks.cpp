@@ -5,15 +5,22 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "comm/numbering.hpp"
 
 namespace isthmus::comm {
 namespace {
 
 constexpr uint64_t kMaxBytes = uint64_t{1} << 56;
 
+// The number by which people know a rank.
+uint64_t number_of(const CallRequest &r, uint64_t rank) {
+  return r.numbering ? static_cast<uint64_t>(r.numbering->slot(static_cast<int>(rank))) : rank;
+}
+
 // Blocks that a collective writes must not share a byte: nothing decides which rank's byte would stay. Ascending blocks, as nearly all are, are
 // looked at in their order. Other blocks are sorted first.
-void check_apart(const char *name, const uint64_t *counts, const uint64_t *displs, uint64_t world) {
+void check_apart(const CallRequest &r, const char *name, uint64_t world) {
+  const uint64_t *const counts = r.recv_counts, *const displs = r.recv_displs;
   uint64_t end = 0, last = 0;
   bool ascending = true;
   for (uint64_t b = 0; b < world && ascending; ++b) {
@@ -32,7 +39,7 @@ void check_apart(const char *name, const uint64_t *counts, const uint64_t *displ
     if (displs[b] < end)
       fail(Code::Argument,
            "{}: the blocks that are received from rank {} ({} elements at {}) and from rank {} ({} at {}) overlap", name,
-           last, counts[last], displs[last], b, counts[b], displs[b]);
+           number_of(r, last), counts[last], displs[last], number_of(r, b), counts[b], displs[b]);
     end = displs[b] + counts[b];
     last = b;
   }
@@ -54,8 +61,10 @@ void fill_blocks(const CallRequest &r, int me, int world, engine::Operation &op)
   const uint64_t size = dtype_size(op.call.dtype);
   const char *name = collective_name(r.collective);
   const CollectiveTraits &what = traits(r.collective);
-  const auto equal = [&](uint64_t blocks) {
-    for (uint64_t b = 0; b < blocks; ++b) op.blocks.values.push_back(b * op.call.bytes);
+  const auto equal = [&](Blocks kind) {
+    const uint64_t blocks = block_count(kind, world);
+    for (uint64_t b = 0; b < blocks; ++b)
+      op.blocks.values.push_back((kind == Blocks::OnePerRank ? number_of(r, b) : 0) * op.call.bytes);
     for (uint64_t b = 0; b < blocks; ++b) op.blocks.values.push_back(op.call.bytes);
     return static_cast<uint32_t>(blocks);
   };
@@ -80,17 +89,17 @@ void fill_blocks(const CallRequest &r, int me, int world, engine::Operation &op)
   };
   // One side of the call. A single block of a call with counts is what the other side's list says of this rank.
   const auto side = [&](Blocks blocks, const uint64_t *counts, const uint64_t *displs, const uint64_t *others) {
-    if (!what.varying) return equal(block_count(blocks, world));
+    if (!what.varying) return equal(blocks);
     return blocks == Blocks::One ? own(to_bytes(name, others[me], size, 1)) : listed(counts, displs);
   };
   op.blocks.values.clear();
   op.blocks.input = side(what.input, r.send_counts, r.send_displs, r.recv_counts);
   op.blocks.output = side(what.output, r.recv_counts, r.recv_displs, r.send_counts);
   if (!what.varying || what.output == Blocks::One) return;
-  if (r.recv_displs && writes_output(r.collective, me, r.root)) check_apart(name, r.recv_counts, r.recv_displs, ranks);
+  if (r.recv_displs && writes_output(r.collective, me, r.root)) check_apart(r, name, ranks);
   if (what.input == Blocks::OnePerRank && r.send_counts[me] != r.recv_counts[me])
-    fail(Code::Argument, "{}: rank {} sends itself {} elements but expects {}", name, me, r.send_counts[me],
-         r.recv_counts[me]);
+    fail(Code::Argument, "{}: rank {} sends itself {} elements but expects {}", name,
+         number_of(r, static_cast<uint64_t>(me)), r.send_counts[me], r.recv_counts[me]);
 }
 
 void check_aliasing(const char *name, const engine::Operation &op, int me) {

@@ -11,7 +11,7 @@ namespace isthmus::comm {
 uint64_t to_bytes(const char *name, uint64_t count, uint64_t size, uint64_t times);
 
 // Fills op.blocks for rank `me` of `world`: blocks of input and output as the definition of the collective says. Displacements default to back
-// to back. Of a v-collective, call.bytes becomes the size of the largest block. Error(Argument): a count is too large, blocks that are written
+// to back; of equal counts on a communicator with holes each block lies where its slot says. Of a v-collective, call.bytes becomes the size of the largest block. Error(Argument): a count is too large, blocks that are written
 // overlap, or this rank sends itself more or less than the rank expects of itself.
 void fill_blocks(const CallRequest &request, int me, int world, engine::Operation &op);
 

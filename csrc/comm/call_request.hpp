@@ -7,6 +7,8 @@
 
 namespace isthmus::comm {
 
+class Numbering;
+
 struct CallRequest {
   plan::Collective collective = plan::Collective::Barrier;
   const void *send = nullptr;
@@ -28,6 +30,8 @@ struct CallRequest {
   bool commit = false;    // the same
   // For measurements: the bytes up to which this call takes the leader exchange, the same on all ranks. -1: as agreed.
   int64_t leader_bytes = -1;
+  // Not null: root, counts and displacements are those of ranks, made of slots (slot_call.hpp). Of equal counts each slot has its block.
+  const Numbering *numbering = nullptr;
 };
 
 }  // namespace isthmus::comm

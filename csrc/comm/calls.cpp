@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "comm/communicator.hpp"
 #include "comm/preparation.hpp"
+#include "comm/slot_call.hpp"
 
 namespace isthmus::comm {
 
@@ -22,7 +23,8 @@ void Communicator::check_ours(const char *what) const {
 void Communicator::prepare(const CallRequest &request, engine::Operation &op) {
   if (destroyed_.load(std::memory_order_acquire))
     fail(Code::Argument, "{}: communicator '{}' was destroyed", collective_name(request.collective), name());
-  Preparation(*this, request, op).run();
+  if (terms_.numbering.has_holes()) Preparation(*this, in_ranks(request, terms_.numbering), op).run();
+  else Preparation(*this, request, op).run();
 }
 
 void Communicator::order_streams(void *before, void *after) {
@@ -50,7 +52,7 @@ void Communicator::make_ready(engine::Operation &op) {
     ISTHMUS_WARN(
         "communicator '{}', rank {}: {} got host memory and a stream: such calls wait for the stream and return when the "
         "operation is over; device memory is ordered by the stream and does not wait",
-        name(), rank(), local_->core().describe(op));
+        name(), own_slot(*this), local_->core().describe(op));
   device::Runtime &runtime = *local_->device().runtime;
   const auto stream = runtime.adopt(local_->device().number, op.call.stream);
   const auto event = runtime.make_event(local_->device().number);

@@ -36,7 +36,7 @@ rank::Verdict ask(rank::Rank &local, uint64_t flags, const engine::Operation &op
 
 // Why it is not done on all. OK: it is.
 Status outcome(rank::Rank &local, const engine::Operation &op, const AbortWatch &watch) {
-  const Status own{op.end.result, op.end.text, op.end.ranks};
+  const Status own = engine::status_of(local.core(), op);
   if (own.code == Code::Interrupted) return own;
   const auto what = [&] { return local.core().describe(op); };
   rank::Verdict verdict;
@@ -93,7 +93,7 @@ class AllOrNone {
     const AbortWatch watch(local);
     local.run(&op);
     local.driver().wait(&op, INT64_MAX);
-    if (whole.undone_) return {op.end.result, op.end.text, op.end.ranks};
+    if (whole.undone_) return engine::status_of(local.core(), op);
     Status end = outcome(local, op, watch);
     if (end.ok()) return end;
     whole.undone_ = true;

@@ -100,7 +100,7 @@ void Communicator::destroy() noexcept {
 
 void Communicator::abort(const std::string &reason, Words words) noexcept {
   const std::string who =
-      words == Words::Revoked ? "revoked by " + local_->id().text(rank()) : formatted("aborted on rank {}", rank());
+      words == Words::Revoked ? "revoked by " + local_->id().text(rank()) : formatted("aborted on rank {}", own_slot(*this));
   local_->abort(formatted("{}{}{}", who, reason.empty() ? "" : ": ", reason));
 }
 
@@ -112,7 +112,9 @@ void Communicator::set_timeout(double seconds) {
 std::string Communicator::topology_json() const {
   auto json = nlohmann::ordered_json::parse(topology::to_json(topology_));
   json["name"] = name();
-  json["rank"] = rank();
+  json["rank"] = own_slot(*this);
+  json["size"] = terms_.numbering.slots();
+  json["members"] = terms_.numbering.members();
   json["bridge"] = settings_.text(Setting::Bridge);
   json["staging"] = {{"chunk_bytes", terms_.chunk_bytes},
                      {"ring_bytes", terms_.ring_bytes},
@@ -125,7 +127,7 @@ std::string Communicator::topology_json() const {
   for (int q = 0; q < size(); ++q) {
     const auto &p = peers[static_cast<size_t>(q)];
     const char *kind = q == rank() ? "self" : p.mail ? "memory" : p.link->name();
-    nlohmann::ordered_json link{{"from", rank()}, {"to", q}, {"kind", kind}};
+    nlohmann::ordered_json link{{"from", own_slot(*this)}, {"to", terms_.numbering.slot(q)}, {"kind", kind}};
     if (q != rank()) {  // in shared memory the numbers count messages alone: what collectives exchange lies in slots
       link["bytes_sent"] = p.link->bytes_sent.load();
       link["bytes_received"] = p.link->bytes_received.load();

@@ -19,6 +19,7 @@
 #include "comm/plan_cache.hpp"
 #include "comm/call_request.hpp"
 #include "comm/confirmation.hpp"
+#include "comm/numbering.hpp"
 #include "comm/terms.hpp"
 #include "rank/rank.hpp"
 
@@ -43,15 +44,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   static std::shared_ptr<Communicator> init(const InitOptions &options);             // collective
   std::shared_ptr<Communicator> split(int color, int key, const std::string &name);  // collective; null for color < 0
-  // Collective over the ranks that are not excluded.
+  // Collective over the ranks that are not excluded, which are named as ranks here and not as slots.
   //   Keep   this communicator goes on
   //   Abort  this communicator is aborted first
   //   Agree  the same, and the ranks agree on who is excluded: those that are gone, and those that any rank names in `excluded`
   enum class Shrink : uint8_t { Keep, Abort, Agree };
-  // `watch`: of the call that this one is a part of. Null: an abort from now on ends this one.
+  // `numbers`: the same on all. `watch`: of the call that this one is a part of. Null: an abort from now on ends this one.
   std::shared_ptr<Communicator> shrink(const std::vector<int> &excluded, Shrink mode, const std::string &name,
-                                       const AbortWatch *watch = nullptr);
-  // See isthmus_comm_exchange().
+                                       Numbers numbers = Numbers::Dense, const AbortWatch *watch = nullptr);
+  // See isthmus_comm_exchange(). `ranks`: slots, as there.
   void exchange(const std::vector<int> &ranks, std::span<const std::byte> send, std::byte *recv, double timeout);
   ~Communicator();
 
@@ -60,6 +61,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abort(const std::string &reason, Words words = Words::Aborted) noexcept;
   void set_timeout(double seconds);
   double timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
+  // Ranks are counted without gaps inside of the library. The caller of isthmus.h knows slots: terms().numbering has both.
   int rank() const noexcept { return local_->id().rank; }
   int size() const noexcept { return local_->id().world; }
   rank::Rank &local() noexcept { return *local_; }
@@ -99,7 +101,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The invitation to a communicator that is made from this communicator. Ends: this one leaves what it has to the new one, once all ranks have
   // that (Succession::keep).
   enum class Parent : uint8_t { GoesOn, Ends };
-  join::Invitation invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline,
+  join::Invitation invite(bootstrap::Exchange &exchange, int rank, const Numbering &numbering, Deadline deadline,
                           Parent what = Parent::GoesOn) const;
 
   process::Context::Lease use_;
@@ -121,6 +123,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::unique_ptr<device::Event> event ISTHMUS_GUARDED_BY(mutex);
   } ordered_;
 };
+
+// The number by which people know this rank.
+inline int own_slot(const Communicator &comm) { return comm.terms().numbering.slot(comm.rank()); }
 
 void begin_log(const Settings &settings);  // before the first communicator of this process
 

@@ -17,6 +17,7 @@ struct Ask {
   uint64_t ticket = 0;  // a hash of it
   int32_t newcomers = 0;
   bool made_here = false;
+  bool keeps = false;  // the numbers of the members
   std::vector<int> slots;
   std::string name;
 };
@@ -36,19 +37,23 @@ constexpr uint64_t kGrows = 0x6973'746d'6772'6f77, kGoesOver = 0x6973'746d'6f76'
 Blob pack(const Ask &ask) {
   Blob out;
   net::Writer w(out);
-  w.number(ask.ticket).number(ask.newcomers).number(static_cast<uint8_t>(ask.made_here));
+  w.number(ask.ticket)
+      .number(ask.newcomers)
+      .number(static_cast<uint8_t>(ask.made_here))
+      .number(static_cast<uint8_t>(ask.keeps));
   w.number(static_cast<uint16_t>(ask.slots.size()));
   for (const int slot : ask.slots) w.number(static_cast<int32_t>(slot));
   w.text(ask.name);
   return out;
 }
 
-Ask unpack_ask(const Blob &blob, size_t rank) {
+Ask unpack_ask(const Blob &blob, int rank) {
   net::Reader r(blob);
   Ask ask;
   ask.ticket = r.number<uint64_t>();
   ask.newcomers = r.number<int32_t>();
   ask.made_here = r.number<uint8_t>() != 0;
+  ask.keeps = r.number<uint8_t>() != 0;
   const size_t slots = r.number<uint16_t>();
   for (size_t i = 0; i < slots && r.ok(); ++i) ask.slots.push_back(r.number<int32_t>());
   ask.name = r.text(0xffff);
@@ -63,21 +68,27 @@ std::string list_of(const std::vector<int> &numbers) {
 }
 
 // Throws where two ranks ask for unlike things, with the same text on all ranks.
-void compare(const std::vector<Ask> &asks) {
+void compare(const std::vector<Ask> &asks, const Numbering &numbering) {
   const Ask &first = asks[0];
+  const int one = numbering.slot(0);
   for (size_t r = 1; r < asks.size(); ++r) {
     const Ask &other = asks[r];
+    const int two = numbering.slot(static_cast<int>(r));
     if (other.newcomers != first.newcomers)
-      fail(Code::Mismatch, "grow: rank 0 admits {} newcomers and rank {} {}: give all ranks the same number",
-           first.newcomers, r, other.newcomers);
+      fail(Code::Mismatch, "grow: rank {} admits {} newcomers and rank {} {}: give all ranks the same number", one,
+           first.newcomers, two, other.newcomers);
     if (other.ticket != first.ticket)
-      fail(Code::Mismatch, "grow: rank 0 and rank {} have different tickets: give all ranks the same one", r);
+      fail(Code::Mismatch, "grow: rank {} and rank {} have different tickets: give all ranks the same one", one, two);
+    if (other.keeps != first.keeps)
+      fail(Code::Mismatch,
+           "grow: on rank {} the members keep their numbers, on rank {} not: give all ranks the same `dense`",
+           first.keeps ? one : two, first.keeps ? two : one);
     if (other.slots != first.slots)
-      fail(Code::Mismatch, "grow: rank 0 gives the slots {} and rank {} {}: give all ranks the same list",
-           list_of(first.slots), r, list_of(other.slots));
+      fail(Code::Mismatch, "grow: rank {} gives the slots {} and rank {} {}: give all ranks the same list", one,
+           list_of(first.slots), two, list_of(other.slots));
     if (other.name != first.name)
-      fail(Code::Mismatch, "grow: rank 0 names the communicator '{}' and rank {} '{}': give all ranks the same name",
-           first.name, r, other.name);
+      fail(Code::Mismatch, "grow: rank {} names the communicator '{}' and rank {} '{}': give all ranks the same name", one,
+           first.name, two, other.name);
   }
 }
 
@@ -122,7 +133,8 @@ class Growing {
       : whole_(whole),
         local_(*whole.local_),
         ticket_(ticket),
-        ranks_(GrownRanks::of(whole.size(), request.newcomers, request.slots)),
+        numbers_(numbers_of(whole, request)),
+        ranks_(GrownRanks::of(whole.terms().numbering, request.newcomers, request.slots, numbers_)),
         deadline_(whole.timeout()),
         making_(part_of(deadline_, 0.8)),
         parent_(request.ends ? Communicator::Parent::Ends : Communicator::Parent::GoesOn),
@@ -131,13 +143,18 @@ class Growing {
     mine_.ticket = hash_of(request.ticket);
     mine_.newcomers = request.newcomers;
     mine_.made_here = bootstrap::made_here(ticket);
-    mine_.slots = ranks_.newcomers;
+    mine_.keeps = numbers_ == Numbers::Kept;
+    mine_.slots = ranks_.slots;
     mine_.name = request.name.empty() ? whole.name() + "/grow" : request.name;
   }
   std::shared_ptr<Communicator> made(Subject what);
-  std::string name() const { return formatted("grow of '{}' on rank {}", whole_.name(), whole_.rank()); }
-  static Subject subject(const GrowRequest &request) {
-    return {Subject::Of::Grow, hash_of(request.ticket) ^ (request.ends ? kGoesOver : kGrows)};
+  std::string name() const { return formatted("grow of '{}' on rank {}", whole_.name(), own_slot(whole_)); }
+  static Numbers numbers_of(const Communicator &whole, const GrowRequest &request) {
+    return request.numbers.value_or(whole.terms().numbering.has_holes() ? Numbers::Kept : Numbers::Dense);
+  }
+  static Subject subject(const Communicator &whole, const GrowRequest &request) {
+    const uint64_t kept = numbers_of(whole, request) == Numbers::Kept;
+    return {Subject::Of::Grow, hash_of(request.ticket) ^ (request.ends ? kGoesOver : kGrows) ^ (kept << 63)};
   }
   void begin_together();
   std::shared_ptr<Communicator> make(PartExchange &members);
@@ -146,6 +163,7 @@ class Growing {
   Communicator &whole_;
   rank::Rank &local_;
   const bootstrap::Ticket ticket_;
+  const Numbers numbers_;
   const GrownRanks ranks_;
   const Deadline deadline_, making_;  // of the whole, and of all but the last agreement
   const Communicator::Parent parent_;
@@ -170,26 +188,30 @@ void Growing::begin_together() {
   if (!lost.empty())
     throw Error(Code::PeerLost,
                 formatted("rank{} {} lost: shrink first, and grow what is left", lost.size() == 1 ? "" : "s",
-                          list_of(lost) + (lost.size() == 1 ? " is" : " are")),
+                          list_of(whole_.terms().numbering.slots_of(lost)) + (lost.size() == 1 ? " is" : " are")),
                 lost);
   if (flags != mine) fail(Code::Aborted, "on another rank the communicator has failed, or it made another call");
 }
 
 std::shared_ptr<Communicator> Growing::make(PartExchange &members) {
   std::vector<Ask> asks;
-  for (const Blob &blob : members.all_gather(pack(mine_), making_)) asks.push_back(unpack_ask(blob, asks.size()));
-  compare(asks);
+  for (const Blob &blob : members.all_gather(pack(mine_), making_))
+    asks.push_back(unpack_ask(blob, whole_.terms().numbering.slot(static_cast<int>(asks.size()))));
+  compare(asks, whole_.terms().numbering);
   const int host = host_of(asks);
   const std::string said = formatted("{} ranks of '{}' and {} newcomers", whole_.size(), whole_.name(), mine_.newcomers);
   if (host == whole_.rank()) {
-    come_.emplace(ticket_, ranks_.newcomers, part_of(making_, 0.8), [&] { members.look(); });
-    come_->welcome({0, ranks_.world(), making_.left_ns(), deadline_.left_ns(), mine_.name, said});
+    come_.emplace(ticket_, ranks_.slots, part_of(making_, 0.8), [&] { members.look(); });
+    come_->welcome(
+        {0, ranks_.world(), 0, ranks_.numbering.slots(), making_.left_ns(), deadline_.left_ns(), mine_.name, said},
+        ranks_.newcomers);
   }
   GrowExchange exchange(members, ranks_, host, come_ ? &*come_ : nullptr);
   join::Invitation invitation =
-      whole_.invite(exchange, ranks_.members[static_cast<size_t>(whole_.rank())], ranks_.world(), making_, parent_);
+      whole_.invite(exchange, ranks_.members[static_cast<size_t>(whole_.rank())], ranks_.numbering, making_, parent_);
   invitation.name = mine_.name;
   invitation.members = said;
+  invitation.keeps = mine_.keeps;
   auto made = Communicator::make(invitation, whole_.use_.again());
   if (come_) try {
       come_->await_made(part_of(deadline_, 0.5), [&] { members.look(); });
@@ -259,7 +281,7 @@ std::shared_ptr<Communicator> Growing::grow(Communicator &whole, const GrowReque
   const Lock lock(whole.split_mutex_);
   Growing growing(whole, request, ticket, request.watch ? *request.watch : from_now, whole.confirmation_);
   try {
-    return growing.made(subject(request));
+    return growing.made(subject(whole, request));
   } catch (const Error &e) { throw Error(e.code(), formatted("{}: {}", growing.name(), e.text()), e.ranks()); }
 }
 
@@ -267,7 +289,7 @@ std::shared_ptr<Communicator> Growing::resume(Communicator &whole, const GrowReq
   const Lock lock(whole.split_mutex_);
   if (whole.confirmation_.subject(whole).of != Subject::Of::Grow) return nullptr;
   const Asking asking{request.suspects, Deadline(whole.timeout()), *request.watch};
-  const auto last = whole.confirmation_.resume(whole, subject(request), asking);
+  const auto last = whole.confirmation_.resume(whole, subject(whole, request), asking);
   return last ? last->made : nullptr;
 }
 
@@ -290,7 +312,9 @@ void await_last_word(bootstrap::Entry &entry, Communicator &made) {
     for (const int r : all) {
       const auto said = r == made.rank() ? std::nullopt : made.local().exchange().hear(kLastWord, all, r);
       if (said && said->size() == 1 && said->front() == kHave) return;
-      if (said) fail(Code::Aborted, "join: rank {} says that the members have not all made the communicator", r);
+      if (said)
+        fail(Code::Aborted, "join: rank {} says that the members have not all made the communicator",
+             made.terms().numbering.slot(r));
     }
     if (gone) {
       net::sleep_until(until);
@@ -318,10 +342,10 @@ std::shared_ptr<Communicator> Growing::join(const JoinRequest &request) {
   process::Context::Lease use = process::Context::acquire(request.settings, ticket.addresses.front().text());
   bootstrap::Entry entry(ticket, request.settings, request.slot, Deadline(request.settings.real(Setting::Timeout)));
   const bootstrap::Welcome &welcome = entry.welcome();
-  note_log_ranks(std::span(&welcome.rank, 1), LogRanks::MaybeSome);
+  note_log_ranks(std::span(&welcome.slot, 1), LogRanks::MaybeSome);
   const auto context = use.context();
-  join::Invitation invitation{welcome.name, welcome.members, welcome.rank, welcome.world,  request.settings,
-                              context,      std::nullopt,    entry,        entry.making(), true};
+  join::Invitation invitation{welcome.name, welcome.members, welcome.rank,   welcome.world, request.settings, context,
+                              std::nullopt, entry,           entry.making(), true,          welcome.slot,     welcome.slots};
   std::shared_ptr<Communicator> made;
   try {
     made = Communicator::make(invitation, std::move(use));

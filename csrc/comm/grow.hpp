@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,11 +13,12 @@ namespace isthmus::comm {
 struct GrowRequest {
   std::string ticket;
   int newcomers = 1;
-  std::vector<int> slots;  // which ranks the newcomers are; empty: those behind the members
+  std::vector<int> slots;  // of the newcomers; empty: see GrownRanks
   std::string name;
   bool ends = false;               // the communicator ends with the call, and leaves what it has to the new one
   std::vector<int> suspects = {};  // ranks without which this one goes on; then those that are left are to be shrunk first
-  const AbortWatch *watch = nullptr;  // of the call that this one is a part of. Null: an abort from now on ends this one
+  std::optional<Numbers> numbers = {};  // nothing: kept where there are holes, else dense
+  const AbortWatch *watch = nullptr;    // of the call that this one is a part of. Null: an abort from now on ends this one
 };
 
 struct JoinRequest {

@@ -9,16 +9,22 @@
 #include <vector>
 
 #include "bootstrap/newcomers.hpp"
+#include "comm/numbering.hpp"
 #include "comm/part_exchange.hpp"
 
 namespace isthmus::comm {
 
 // Which ranks of the grown communicator are members of the old one, and which are newcomers. Pure.
 struct GrownRanks {
-  std::vector<int> newcomers;  // ascending
+  std::vector<int> newcomers;  // ranks, ascending
   std::vector<int> members;    // by the rank in the old communicator
-  // Throws Error(Argument): a slot twice, or outside of the grown communicator. `slots` empty: the newcomers stand behind the members.
-  static GrownRanks of(int members, int newcomers, std::vector<int> slots);
+  Numbering numbering;         // of the grown communicator
+  std::vector<int> slots;      // of the newcomers, ascending
+  // `slots` are those that the newcomers are to have.
+  //   Dense   empty: the newcomers stand behind the members. Else the members have the numbers that are left, in their order
+  //   Kept    each member keeps its slot. Empty: the newcomers have the lowest holes, then slots behind all others
+  // Throws Error(Argument): a slot twice, one that is no number of the grown communicator, or in which a member lives.
+  static GrownRanks of(const Numbering &old, int newcomers, std::vector<int> slots, Numbers numbers);
   int world() const noexcept { return static_cast<int>(newcomers.size() + members.size()); }
 };
 

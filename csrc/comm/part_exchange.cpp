@@ -51,7 +51,8 @@ std::vector<Blob> PartExchange::gather(const Blob &mine, Deadline deadline) {
       std::memcpy(&head, all[i].data(), sizeof head);
       const std::byte *const bytes = all[i].data() + sizeof head;
       if (head.size > kMostBlob)
-        fail(Code::Mismatch, "{}: rank {} announced a description of {} bytes", name(), ranks_[i], head.size);
+        fail(Code::Mismatch, "{}: rank {} announced a description of {} bytes", name(), whole_.id().number(ranks_[i]),
+             head.size);
       longest = std::max(longest, static_cast<size_t>(head.size));
       if (at < head.size)
         blobs[i].insert(blobs[i].end(), bytes, bytes + std::min(kPiece, static_cast<size_t>(head.size) - at));
@@ -110,12 +111,12 @@ void PartExchange::hear_farewells() const {
     const std::string why(reinterpret_cast<const char *>(said->data()) + at, said->size() - at);
     const bool known = head.code != 0 && head.code <= static_cast<uint32_t>(kLastCode);
     throw Error(known ? static_cast<Code>(head.code) : Code::Mismatch,
-                formatted("{}: rank {} has given up: {}", name(), r, why), std::move(named));
+                formatted("{}: rank {} has given up: {}", name(), whole_.id().number(r), why), std::move(named));
   }
 }
 
 std::string PartExchange::name() const {
-  return formatted("{} of '{}' on rank {}", what_, whole_.id().name, whole_.id().rank);
+  return formatted("{} of '{}' on rank {}", what_, whole_.id().name, whole_.id().number());
 }
 
 }  // namespace isthmus::comm

@@ -21,6 +21,7 @@ namespace isthmus::comm {
 //   rank 2   all_gather with rank 3: goes on                                       } another part
 class PartExchange final : public bootstrap::Exchange {
  public:
+  int number(int rank) const noexcept { return whole_.id().number(rank); }  // of a rank of the whole, for people
   // `what`: a text for the making of this part alone, the same on all ranks of the part. Errors have the text too. `members`: ranks of `whole`,
   // in the part's order.
   // `ends`: whether the failure of the whole communicator ends the exchange. A rank of the part that is gone always does.

@@ -15,7 +15,7 @@ struct Choice {
   int32_t color, key;
 };
 
-// What every rank has chosen, by rank.
+// What every rank has chosen, by slot; no color for a hole.
 struct Choices {
   std::vector<Choice> all;
   uint64_t number;  // of the operation that has brought the choices, the same on all ranks
@@ -23,7 +23,7 @@ struct Choices {
 
 // Collective over the whole communicator, and the only such step of a split: an all_gather, which has its place in the order of operations.
 Choices tell_choices(Communicator &whole, const Choice &mine, double seconds) {
-  std::vector<Choice> all(static_cast<size_t>(whole.size()));
+  std::vector<Choice> all(static_cast<size_t>(whole.terms().numbering.slots()), Choice{-1, 0});
   CallRequest r;
   r.collective = plan::Collective::AllGather;
   r.send = &mine;
@@ -40,27 +40,30 @@ Choices tell_choices(Communicator &whole, const Choice &mine, double seconds) {
   whole.make_ready(*op);
   whole.local().run(op.get());
   whole.local().driver().wait(op.get(), INT64_MAX);
-  if (op->end.result != Code::Ok) throw Error(op->end.result, op->end.text, op->end.ranks);
+  if (op->end.result != Code::Ok) throw Error(engine::status_of(whole.local().core(), *op));
   return {std::move(all), op->sequence};
 }
 
 // The ranks of a color, ordered by key, then by rank.
-std::vector<int> ranks_of(const std::vector<Choice> &choices, int color) {
+std::vector<int> ranks_of(const Numbering &numbering, const std::vector<Choice> &choices, int color) {
+  const auto choice = [&](int rank) -> const Choice & { return choices[static_cast<size_t>(numbering.slot(rank))]; };
   std::vector<int> ranks;
-  for (size_t r = 0; r < choices.size(); ++r)
-    if (choices[r].color == color) ranks.push_back(static_cast<int>(r));
-  std::stable_sort(ranks.begin(), ranks.end(),
-                   [&](int a, int b) { return choices[static_cast<size_t>(a)].key < choices[static_cast<size_t>(b)].key; });
+  for (int r = 0; r < numbering.ranks(); ++r)
+    if (choice(r).color == color) ranks.push_back(r);
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return choice(a).key < choice(b).key; });
   return ranks;
 }
 
 }  // namespace
 
-join::Invitation Communicator::invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline,
+join::Invitation Communicator::invite(bootstrap::Exchange &exchange, int rank, const Numbering &numbering, Deadline deadline,
                                       Parent what) const {
   const join::Parent parent{key_, topology_.ranks[static_cast<size_t>(this->rank())], timeout(),
                             what == Parent::Ends ? local_.get() : nullptr};
-  return {{}, {}, rank, world, settings_, context_, parent, exchange, deadline};
+  join::Invitation made{{}, {}, rank, numbering.ranks(), settings_, context_, parent, exchange, deadline};
+  made.slot = numbering.slot(rank);
+  made.slots = numbering.slots();
+  return made;
 }
 
 // A split has two steps:
@@ -77,11 +80,11 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
   const Deadline deadline(seconds);
   const Choices choices = tell_choices(*this, {color, key}, seconds);
   if (color < 0) return nullptr;
-  const std::vector<int> members = ranks_of(choices.all, color);
+  const std::vector<int> members = ranks_of(terms_.numbering, choices.all, color);
   const auto mine = std::find(members.begin(), members.end(), rank());
   PartExchange exchange(*local_, formatted("split #{}", choices.number), members);
   join::Invitation invitation =
-      invite(exchange, static_cast<int>(mine - members.begin()), static_cast<int>(members.size()), deadline);
+      invite(exchange, static_cast<int>(mine - members.begin()), Numbering(static_cast<int>(members.size())), deadline);
   invitation.name = name.empty() ? this->name() + "/split" : name;
   try {
     return make(invitation, use_.again());
@@ -97,19 +100,23 @@ void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::
   if (send.empty() || send.size() > rank::OutOfBand::kMostBytes || !send.data() || !recv)
     fail(Code::Argument, "exchange: {} bytes: give 1 to {}, and buffers for them", send.size(), rank::OutOfBand::kMostBytes);
   if (std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) != ranks.end() || ranks.empty() ||
-      ranks.front() < 0 || ranks.back() >= size() || std::find(ranks.begin(), ranks.end(), rank()) == ranks.end())
-    fail(Code::Argument, "exchange: the ranks must be ascending, from 0 to {}, and rank {} among them", size() - 1, rank());
+      ranks.front() < 0 || ranks.back() >= terms_.numbering.slots() ||
+      std::find(ranks.begin(), ranks.end(), own_slot(*this)) == ranks.end())
+    fail(Code::Argument, "exchange: the ranks must be ascending, from 0 to {}, and rank {} among them",
+         terms_.numbering.slots() - 1, own_slot(*this));
   if (timeout < 0)
     fail(Code::Argument, "exchange: timeout {}: must be above 0 seconds, or 0 for the communicator's", timeout);
-  local_->exchange().all_gather("exchange", ranks, send, recv, Deadline(timeout > 0 ? timeout : this->timeout()));
+  local_->exchange().all_gather("exchange", terms_.numbering.ranks_of("exchange", ranks), send, recv,
+                                Deadline(timeout > 0 ? timeout : this->timeout()));
 }
 
 // What is left of a communicator without some of its ranks.
 class Shrinking {
  public:
-  Shrinking(Communicator &whole, const std::string &name, Deadline deadline, const AbortWatch &watch,
+  Shrinking(Communicator &whole, const std::string &name, Numbers numbers, Deadline deadline, const AbortWatch &watch,
             Confirmation &confirmation)
       : whole_(whole),
+        numbers_(numbers),
         local_(*whole.local_),
         name_(name.empty() ? whole.name() + "/shrink" : name),
         deadline_(deadline),
@@ -123,14 +130,15 @@ class Shrinking {
   int number_in(const std::vector<int> &left) const {
     return static_cast<int>(std::find(left.begin(), left.end(), whole_.rank()) - left.begin());
   }
-  std::string call() const { return formatted("shrink of '{}' on rank {}", whole_.name(), whole_.rank()); }
+  std::string call() const { return formatted("shrink of '{}' on rank {}", whole_.name(), own_slot(whole_)); }
   // The communicator of the ranks `left`, which meet in the exchange.
   std::shared_ptr<Communicator> make(const std::vector<int> &left, bootstrap::Exchange &exchange, Deadline deadline,
                                      Communicator::Parent parent);
-  static constexpr Subject kWhat{Subject::Of::Shrink, 0};
+  Subject subject() const { return {Subject::Of::Shrink, static_cast<uint64_t>(numbers_)}; }
   Confirmed confirmed(std::shared_ptr<Communicator> mine, bool may_try_again, const Asking &asking, const Status &why);
   std::shared_ptr<Communicator> made(Status &why);  // with those that the agreement has left; null: why not
   Communicator &whole_;
+  const Numbers numbers_;
   rank::Rank &local_;
   const std::string name_;
   const Deadline deadline_;
@@ -161,7 +169,7 @@ std::shared_ptr<Communicator> Shrinking::made(Status &why) {
 Confirmed Shrinking::confirmed(std::shared_ptr<Communicator> mine, bool may_try_again, const Asking &asking,
                                const Status &why) {
   try {
-    return confirmation_.confirm(whole_, kWhat, std::move(mine), may_try_again, asking);
+    return confirmation_.confirm(whole_, subject(), std::move(mine), may_try_again, asking);
   } catch (const Error &e) {
     if (e.code() != Code::Timeout || !e.ranks().empty() || why.ranks.empty()) throw;
     throw Error(e.code(), formatted("{}; before that: {}", e.text(), why.text), why.ranks);
@@ -180,7 +188,7 @@ Confirmed Shrinking::confirmed(std::shared_ptr<Communicator> mine, bool may_try_
 std::shared_ptr<Communicator> Shrinking::agreed(const std::vector<int> &excluded) {
   const Asking asking{excluded, deadline_, watch_};
   try {
-    if (const auto last = confirmation_.resume(whole_, kWhat, asking); last && last->made) return last->made;
+    if (const auto last = confirmation_.resume(whole_, subject(), asking); last && last->made) return last->made;
     for (;;) {
       // Another rank may have heard of the loss in another call that ends with an agreement. That agreement is over then, and both meet in the next.
       while (agree(local_, kShrinks, asking).flags != kShrinks)
@@ -207,7 +215,8 @@ std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left, Commun
   // A rank that has taken part in the exchange and died since would be waited for in vain.
   for (const int q : left)
     if (const auto *process = local_.peers()[static_cast<size_t>(q)].process; process && process->lost.load())
-      throw Error(Code::PeerLost, formatted("{}: rank {} is gone: {}", call(), q, process->lost_text()), {q});
+      throw Error(Code::PeerLost,
+                  formatted("{}: rank {} is gone: {}", call(), whole_.terms().numbering.slot(q), process->lost_text()), {q});
   std::memcpy(id.data(), ids.data(), id.size());
   const auto exchange =
       bootstrap::id_exchange(id, number_in(left), static_cast<int>(left.size()), whole_.settings(), deadline_);
@@ -219,29 +228,30 @@ std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left, Commun
 std::shared_ptr<Communicator> Shrinking::make(const std::vector<int> &left, bootstrap::Exchange &exchange, Deadline deadline,
                                               Communicator::Parent parent) {
   std::string said;
-  for (const int r : left) said += formatted("{}{}", said.empty() ? "ranks " : ",", r);
+  for (const int r : left) said += formatted("{}{}", said.empty() ? "ranks " : ",", whole_.terms().numbering.slot(r));
   said += formatted(" of '{}'", whole_.name());
-  join::Invitation invitation = whole_.invite(exchange, number_in(left), static_cast<int>(left.size()), deadline, parent);
+  join::Invitation invitation =
+      whole_.invite(exchange, number_in(left), whole_.terms().numbering.left(left, numbers_), deadline, parent);
+  invitation.keeps = numbers_ == Numbers::Kept;
   invitation.name = name_;
   invitation.members = said;
   return Communicator::make(invitation, whole_.use_.again());
 }
 
 std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &excluded, Shrink mode, const std::string &name,
-                                                   const AbortWatch *watch) {
+                                                   Numbers numbers, const AbortWatch *watch) {
   if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
-  for (const int r : excluded)
-    if (r < 0 || r >= size()) fail(Code::Argument, "shrink: there is no rank {} among {}", r, size());
   if (std::find(excluded.begin(), excluded.end(), rank()) != excluded.end())
-    fail(Code::Argument, "shrink: rank {} is among those that are excluded", rank());
-  if (watch) local_->core().fail(Code::Aborted, formatted("aborted on rank {}: shrink", rank()), process::Tell::Peers);
+    fail(Code::Argument, "shrink: rank {} is among those that are excluded", own_slot(*this));
+  if (watch)
+    local_->core().fail(Code::Aborted, formatted("aborted on rank {}: shrink", own_slot(*this)), process::Tell::Peers);
   else if (mode != Shrink::Keep) this->abort("shrink");
   else if (const Status s = local_->core().failure(); local_->core().failed())
     throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort", s.ranks);
   const AbortWatch from_now(*local_);
   const Lock lock(split_mutex_);
   const Deadline deadline(timeout());
-  Shrinking shrinking(*this, name, deadline, watch ? *watch : from_now, confirmation_);
+  Shrinking shrinking(*this, name, numbers, deadline, watch ? *watch : from_now, confirmation_);
   if (mode == Shrink::Agree) return shrinking.agreed(excluded);
   std::vector<int> left;
   for (int r = 0; r < size(); ++r)

@@ -3,7 +3,7 @@
 namespace isthmus::comm {
 
 PlanCache::PlanCache(const topology::Topology &topology, const Terms &terms, const rank::Identity &own)
-    : topology_(topology), terms_(terms), own_(own) {
+    : topology_(topology), terms_(terms), own_(own), apart_(own.number(own.world - 1) - own.number(0) != own.world - 1) {
   for (auto &f : flat_) f.store(-1, std::memory_order_relaxed);
 }
 
@@ -55,6 +55,7 @@ PlanChoice PlanCache::choose(const Shape &shape) const {
   p.chunk_bytes = terms_.chunk_bytes;
   p.small_bytes = terms_.leader_bytes;
   p.small_from = terms_.leader_bytes_from;
+  p.apart = apart_ && !is_single_block(c) && !is_varying(c);
   p.in_place = shape.in_place;
   p.device = shape.device;
   // The size is not known, so chunks are small. Slots of more chunks are as large together as those of a long message.

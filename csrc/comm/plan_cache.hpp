@@ -51,6 +51,7 @@ class PlanCache {
   const topology::Topology &topology_;
   const Terms &terms_;
   const rank::Identity &own_;
+  const bool apart_;  // holes lie between the ranks' slots, and so between the blocks of a buffer
   // By collective, dtype, op and size class: whether a request is planned flat although libraries serve islands. -1: not known yet.
   mutable std::array<std::atomic<int8_t>, size_t{kCollectiveCount} * kDTypeCount * kRedOpCount * 2> flat_;
 

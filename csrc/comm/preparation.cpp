@@ -46,11 +46,13 @@ void Preparation::check_words() const {
   if (r.op < 0 || r.op >= kRedOpCount) fail(Code::Argument, "{}: unknown reduction {}", name_, r.op);
   if (is_reduction(c)) check_reduction(static_cast<DType>(r.dtype), static_cast<RedOp>(r.op));
   if (has_root(c) && (r.root < 0 || r.root >= world_))
-    fail(Code::Argument, "{}: root {} is not a rank of '{}' (0 to {})", name_, r.root, comm_.name(), world_ - 1);
+    fail(Code::Argument, "{}: root {} is not a rank of '{}' (0 to {})", name_, r.root, comm_.name(),
+         comm_.terms().numbering.slots() - 1);
   if (is_message(c)) {
     const int lowest = c == Collective::Recv ? -1 : 0;
     if (r.root < lowest || r.root >= world_)
-      fail(Code::Argument, "{}: peer {} is not a rank of '{}' (0 to {})", name_, r.root, comm_.name(), world_ - 1);
+      fail(Code::Argument, "{}: peer {} is not a rank of '{}' (0 to {})", name_, r.root, comm_.name(),
+           comm_.terms().numbering.slots() - 1);
     if (r.tag < 0) fail(Code::Argument, "{}: tag {}: must be 0 or above", name_, r.tag);
   }
   if (r.timeout < 0 || r.timeout != r.timeout)
@@ -70,7 +72,8 @@ void Preparation::check_float8(DType dtype) const {
   const auto &ranks = comm_.topology().ranks;
   const auto said = [&](size_t rank) {
     const std::string &device = ranks[rank].device_name;
-    return formatted("rank {} ({}{}{})", rank, ranks[rank].device, device.empty() ? "" : ", ", device);
+    return formatted("rank {} ({}{}{})", comm_.terms().numbering.slot(static_cast<int>(rank)), ranks[rank].device,
+                     device.empty() ? "" : ", ", device);
   };
   const auto standard = std::find_if(ranks.begin(), ranks.end(), [](const auto &rank) { return !rank.fnuz; });
   fail(Code::Unsupported,
@@ -131,7 +134,8 @@ void Preparation::take_size() {
   const CallRequest &r = request_;
   const CollectiveTraits &what = traits(r.collective);
   const bool lists_input = what.input == Blocks::OnePerRank, lists_output = what.output == Blocks::OnePerRank;
-  const uint64_t times = lists_input || lists_output ? static_cast<uint64_t>(world_) : 1;
+  const int blocks = r.numbering ? r.numbering->slots() : world_;
+  const uint64_t times = lists_input || lists_output ? static_cast<uint64_t>(blocks) : 1;
   call_.bytes = what.varying ? 0 : to_bytes(name_, r.count, dtype_size(call_.dtype), times);
   if (what.varying && ((lists_output && !r.recv_counts) || (lists_input && !r.send_counts)))
     fail(Code::Argument, "{}: counts must not be NULL", name_);
@@ -203,8 +207,10 @@ bool Preparation::gives() const { return short_path_ ? call_.bytes != 0 : any(op
 bool Preparation::gets() const { return short_path_ ? call_.bytes != 0 : any(op_.operands().output_bytes); }
 
 void Preparation::check_buffers() const {
-  if (reads_ && !call_.input && gives()) fail(Code::Argument, "{}: send must not be NULL on rank {}", name_, me_);
-  if (writes_ && !call_.output && gets()) fail(Code::Argument, "{}: recv must not be NULL on rank {}", name_, me_);
+  if (reads_ && !call_.input && gives())
+    fail(Code::Argument, "{}: send must not be NULL on rank {}", name_, own_slot(comm_));
+  if (writes_ && !call_.output && gets())
+    fail(Code::Argument, "{}: recv must not be NULL on rank {}", name_, own_slot(comm_));
 }
 
 void Preparation::check_claims() const {

@@ -13,15 +13,13 @@ namespace {
 constexpr uint64_t kReconfigures = 0x6973'7265'636f'6e00, kWorks = 1, kHasTicket = 2, kHasNone = 4;
 
 std::string name_of(const Communicator &whole) {
-  return formatted("reconfigure of '{}' on rank {}", whole.name(), whole.rank());
+  return formatted("reconfigure of '{}' on rank {}", whole.name(), own_slot(whole));
 }
 
 void check(Communicator &whole, const ReconfigureRequest &request) {
   if (group_open()) fail(Code::Argument, "reconfigure: not inside a group");
-  for (const int r : request.excluded)
-    if (r < 0 || r >= whole.size()) fail(Code::Argument, "reconfigure: there is no rank {} among {}", r, whole.size());
   if (std::find(request.excluded.begin(), request.excluded.end(), whole.rank()) != request.excluded.end())
-    fail(Code::Argument, "reconfigure: rank {} is among those that are excluded", whole.rank());
+    fail(Code::Argument, "reconfigure: rank {} is among those that are excluded", own_slot(whole));
   if (request.ticket.empty() != (request.newcomers == 0))
     fail(Code::Argument, "reconfigure: {} newcomers and {} ticket: give both or none", request.newcomers,
          request.ticket.empty() ? "no" : "a");
@@ -70,7 +68,8 @@ Reconfigured reconfigure(Communicator &whole, const ReconfigureRequest &request)
     fail(Code::Timeout, "{}: operations of it have not ended in time: wait for them before the call", name_of(whole));
   watch.look(name_of(whole));
   Reconfigured made;
-  const GrowRequest grows{request.ticket, request.newcomers, request.slots, whole.name(), true, request.excluded, &watch};
+  const GrowRequest grows{request.ticket, request.newcomers, request.slots,   whole.name(),
+                          true,           request.excluded,  request.numbers, &watch};
   bool shrinks = false;
   try {
     if ((made.epoch = resume_grow(whole, grows))) {
@@ -82,7 +81,7 @@ Reconfigured reconfigure(Communicator &whole, const ReconfigureRequest &request)
   } catch (const Error &e) { throw Error(e.code(), formatted("{}: {}", name_of(whole), e.text()), e.ranks()); }
   if (shrinks) {
     succession.shrink();
-    made.epoch = whole.shrink(request.excluded, Communicator::Shrink::Agree, whole.name(), &watch);
+    made.epoch = whole.shrink(request.excluded, Communicator::Shrink::Agree, whole.name(), request.numbers, &watch);
     made.epoch->set_timeout(seconds);
     if (request.ticket.empty()) return made;
   }

@@ -11,10 +11,11 @@ namespace isthmus::comm {
 
 struct ReconfigureRequest {
   std::vector<int>
-      excluded;  // ranks that live, perhaps, and are to be out; those that are gone are out in any case. Lists may be unlike
+      excluded;  // ranks, and not slots, that live, perhaps, and are to be out; those that are gone are out in any case. Lists may be unlike
   std::string ticket;  // by which newcomers come; empty: none come
   int newcomers = 0;
-  std::vector<int> slots;  // which ranks they are; empty: those behind the others
+  std::vector<int> slots;  // theirs; empty: see GrownRanks
+  Numbers numbers = Numbers::Dense;
 };
 
 struct Reconfigured {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/blob.hpp"
+#include "comm/numbering.hpp"
 #include "plan/plan.hpp"
 #include "process/context.hpp"
 #include "topology/topology.hpp"
@@ -21,6 +22,7 @@ struct Terms {
   uint64_t stream_bytes = 32 << 20;  // outputs of that many bytes and more are written past the caches. Of this rank's host
   uint64_t leader_bytes = plan::kDefaultLeaderBytes;
   plan::LeaderBytesFrom leader_bytes_from = plan::LeaderBytesFrom::Default;
+  Numbering numbering;     // of the ranks, for people
   bool libraries = false;  // a library serves some island
   bool devices = false;    // some rank works on a device's memory
   int fnuz_rank = -1;      // the first rank whose device has another float8 (device::Float8), or -1

@@ -148,7 +148,7 @@ struct OperationEnd {
   std::atomic<uint32_t> ended{0};
   Code result = Code::Ok;
   std::string text;
-  std::vector<int> ranks;  // see Status
+  std::vector<int> ranks;  // see Status; their numbers for people (Identity::number)
   SpinLock lock;
   void (*done)(void *, int, const char *) ISTHMUS_GUARDED_BY(lock) = nullptr;
   void *context ISTHMUS_GUARDED_BY(lock) = nullptr;

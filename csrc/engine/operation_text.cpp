@@ -15,7 +15,7 @@ std::string describe_message(const Identity &id, const Operation &op) {
                                ? formatted("{} bytes", bytes)
                                : formatted("{}, {} elements", dtype_name(c.dtype), bytes / dtype_size(c.dtype));
   return formatted("{} {} {} ({}{}) on rank {} of '{}'", op.label.empty() ? (send ? "send" : "recv") : op.label,
-                   send ? "to" : "from", c.root < 0 ? std::string("any rank") : id.text(c.root), tag, what, id.rank,
+                   send ? "to" : "from", c.root < 0 ? std::string("any rank") : id.text(c.root), tag, what, id.number(),
                    id.name);
 }
 
@@ -30,7 +30,7 @@ std::string path_text(const Identity &id, const Operation &op) {
 
 }  // namespace
 
-std::string describe(uint64_t code, uint64_t bytes) {
+std::string describe(const Identity &id, uint64_t code, uint64_t bytes) {
   const auto c = static_cast<uint8_t>(code), t = static_cast<uint8_t>(code >> 8), o = static_cast<uint8_t>(code >> 16);
   const auto root = static_cast<int32_t>(code >> 32);
   const bool known = c < kCollectiveCount;
@@ -41,7 +41,7 @@ std::string describe(uint64_t code, uint64_t bytes) {
   if (known && is_reduction(collective))
     text += formatted(", {}", o < kRedOpCount ? redop_name(static_cast<RedOp>(o)) : "?");
   if (t < kDTypeCount) text += formatted(", {} elements", bytes / dtype_size(static_cast<DType>(t)));
-  if (known && has_root(collective)) text += formatted(", root {}", root);
+  if (known && has_root(collective)) text += formatted(", root {}", id.number(root));
   return text + ")";
 }
 
@@ -51,7 +51,7 @@ std::string describe(const Identity &id, const Operation &op) {
   if (const uint32_t chunks = op.run.at.chunks(); op.plan && chunks > 1)
     progress = formatted(", chunk {} of {}", std::min(op.run.at.turn(), chunks), chunks);
   return formatted("{}#{} {} on rank {} of '{}' over {}{}", op.label.empty() ? "" : op.label + " ", op.sequence,
-                   describe(code_of(op.call), op.call.bytes), id.rank, id.name, path_text(id, op), progress);
+                   describe(id, code_of(op.call), op.call.bytes), id.number(), id.name, path_text(id, op), progress);
 }
 
 }  // namespace isthmus::engine

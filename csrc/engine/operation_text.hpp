@@ -12,7 +12,7 @@ constexpr uint64_t code_of(const Call &c) noexcept {
   return static_cast<uint64_t>(c.collective) | static_cast<uint64_t>(c.dtype) << 8 | static_cast<uint64_t>(c.op) << 16 |
          static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32;
 }
-std::string describe(uint64_t code, uint64_t bytes);  // "all_reduce (float32, sum, 1024 elements)"
+std::string describe(const Identity &id, uint64_t code, uint64_t bytes);  // "all_reduce (float32, sum, 1024 elements)"
 // "#41 all_reduce (...) on rank 0 of 'world' over shared memory"
 std::string describe(const Identity &id, const Operation &op);
 

@@ -19,7 +19,8 @@ Awaited::~Awaited() { awaited_here = outer_; }
 std::string Identity::text(int of) const {
   if (of < 0 || of >= world) return formatted("rank {}", of);
   const auto &r = topology.ranks[static_cast<size_t>(of)];
-  return formatted("rank {} (pid {} on {}{}{})", of, r.pid, r.hostname, r.island.empty() ? "" : ", island ", r.island);
+  return formatted("rank {} (pid {} on {}{}{})", number(of), r.pid, r.hostname, r.island.empty() ? "" : ", island ",
+                   r.island);
 }
 
 RankCore::RankCore(std::shared_ptr<Context> of, Identity who, RankDevice on, Mailbox *mailbox, uint64_t bytes_of_cell,
@@ -56,7 +57,7 @@ void RankCore::fail(Failure why, Tell whom) noexcept {
     failure_ = why;
     failed_.store(true, std::memory_order_release);
   }
-  if (!left_.load(std::memory_order_relaxed)) ISTHMUS_INFO("communicator '{}', rank {}: {}", id.name, id.rank, why.text);
+  if (!left_.load(std::memory_order_relaxed)) ISTHMUS_INFO("communicator '{}', rank {}: {}", id.name, id.number(), why.text);
   if (whom == Tell::Peers) tell_peers(why);
   if (why.late) call_late_hook();
   if (has_work()) activate();  // some thread has to end what is pending, also where no thread waits
@@ -107,11 +108,17 @@ void RankCore::end(Operation *op, Code result, std::string text) noexcept {
     callbacks.due.fetch_add(1, std::memory_order_relaxed);  // its callback may be about to be due, once it is not pending
   [[maybe_unused]] const uint32_t before = pending.fetch_sub(1, std::memory_order_acq_rel);
   ISTHMUS_ASSERT(before != 0, "an operation that ends is pending");
-  if (result != Code::Ok && failed()) op->end.ranks = why().ranks;
+  if (result != Code::Ok && failed()) op->end.ranks = id.topology.numbers(why().ranks);
   finish_operation(op, result, std::move(text), now);
   if (keep) callbacks.due.fetch_sub(1, std::memory_order_release);
   // The operation may be an inline op, whose thread sleeps. For the other operations finish_operation() wakes.
   if (waiters.load(std::memory_order_relaxed) > (awaited_here == op ? 1u : 0u)) wake();
+}
+
+Status status_of(const RankCore &core, const Operation &op) {
+  Status end{op.end.result, op.end.text};
+  if (!end.ok() && core.failed()) end.ranks = core.why().ranks;
+  return end;
 }
 
 std::string RankCore::describe(const Operation &op) const { return engine::describe(id, op); }
@@ -127,7 +134,7 @@ std::string RankCore::about(const Operation &op) const {
   const std::string where = formatted(" of '{}'", id.name);
   const size_t at = subject.rfind(where);
   const std::string_view path = at == std::string_view::npos ? std::string_view() : subject.substr(at + where.size());
-  return formatted("{}: on rank {}{}{}{}", own, f.by, path,
+  return formatted("{}: on rank {}{}{}{}", own, id.number(f.by), path,
                    rest.starts_with(": ") ? ""
                    : path.empty()         ? " it"
                                           : ", it",
@@ -157,7 +164,7 @@ SubmitLock::Held RankCore::lock_for(SubmitLock &lock, const Operation *op) noexc
 }
 
 bool RankCore::leave_behind(SubmitLock &lock) noexcept {
-  return lock.leave_behind(now_ns(), formatted("communicator '{}', rank {}", id.name, id.rank), device.runtime,
+  return lock.leave_behind(now_ns(), formatted("communicator '{}', rank {}", id.name, id.number()), device.runtime,
                            device.number);
 }
 

@@ -51,7 +51,10 @@ struct Identity {               // of one rank in one communicator
   std::string name;
   std::string family;  // what serves this rank's device: a library's family, or a vendor; empty: nothing does
   bool on_host(int of) const noexcept { return topology.ranks[static_cast<size_t>(of)].device == "host"; }
-  std::string text(int of) const;  // "rank 2 (pid 4711 on host, island nvidia)"
+  // Ranks are counted without gaps here and in all below. People know them by their numbers, which may have gaps: every text has those.
+  int number(int of) const noexcept { return topology.number(of); }
+  int number() const noexcept { return number(rank); }  // of this rank
+  std::string text(int of) const;                       // "rank 2 (pid 4711 on host, island nvidia)"
 };
 
 struct PeerRank {                      // what this rank knows of another rank, or of itself
@@ -189,6 +192,9 @@ class RankCore {
   mutable Mutex failure_mutex_;
   Failure failure_ ISTHMUS_GUARDED_BY(failure_mutex_);
 };
+
+// How an operation that is over has ended. Its ranks are counted as here, and not as people number them.
+Status status_of(const RankCore &core, const Operation &op);
 
 template <class Holds>
 void RankCore::sleep_until(Holds holds) noexcept {

@@ -31,7 +31,10 @@ nlohmann::ordered_json streams_json(const process::DataStreams &all) {
 std::string dump_json(comm::Communicator &comm) {
   using nlohmann::ordered_json;
   auto &local = comm.local();
-  ordered_json out{{"communicator", comm.name()}, {"rank", comm.rank()}, {"size", comm.size()}, {"now_us", now_ns() / 1000}};
+  ordered_json out{{"communicator", comm.name()},
+                   {"rank", comm::own_slot(comm)},
+                   {"size", comm.terms().numbering.slots()},
+                   {"now_us", now_ns() / 1000}};
   const Status why = local.core().failure();
   out["failure"] = why.ok() ? ordered_json(nullptr) : ordered_json{{"code", code_name(why.code)}, {"text", why.text}};
   const std::string waiting = local.collectives().waiting_text();
@@ -46,7 +49,7 @@ std::string dump_json(comm::Communicator &comm) {
                    {"dtype", dtype_name(static_cast<DType>(r.dtype))},
                    {"op", redop_name(static_cast<RedOp>(r.op))},
                    {"bytes", r.bytes},
-                   {p2p ? "peer" : "root", r.peer_or_root},
+                   {p2p ? "peer" : "root", local.id().number(r.peer_or_root)},
                    {"state", result == Code::InProgress ? "running" : "ended"},
                    {"submitted_us", r.submitted_ns / 1000}};
     if (result != Code::InProgress) {

@@ -143,7 +143,7 @@ void watch(const std::shared_ptr<comm::Communicator> &comm) {
   std::erase_if(d.communicators, [](const auto &weak) { return weak.expired(); });
   if (d.communicators.empty()) {
     d.pattern = pattern;
-    d.rank = comm->rank();
+    d.rank = comm::own_slot(*comm);
     d.stop = false;
     d.taken = d.written = d.requests.load(std::memory_order_acquire);
     if (!d.thread.joinable()) d.thread = begin_own_thread([&d = d] { run(d); });

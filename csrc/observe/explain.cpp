@@ -143,8 +143,9 @@ ordered_json predicted_message(const topology::Topology &t, int from, int to, co
     if (!s.used) continue;
     const double rate = s.info.rates[s.rate];
     if (!(rate > 0))
-      return unknown(formatted(
-          "rank {} has no profile with the rates of its part (isthmus tune makes one for ISTHMUS_PROFILE)", s.rank));
+      return unknown(
+          formatted("rank {} has no profile with the rates of its part (isthmus tune makes one for ISTHMUS_PROFILE)",
+                    t.number(s.rank)));
     out[s.name] = std::max(out[s.name].get<double>(), static_cast<double>(bytes) / rate);
     if (s.info.rates.simulated) out["simulated"] = true;
   }
@@ -187,14 +188,15 @@ std::string explain_message_json(comm::Communicator &comm, Collective c, int pee
   rank::Rank &local = comm.local();
   const int me = local.id().rank, world = local.id().world;
   if (peer < (send ? 0 : -1) || peer >= world)
-    fail(Code::Argument, "explain: {}: peer {} is not a rank of '{}' (0 to {}{})", name, peer, comm.name(), world - 1,
-         send ? "" : ", or -1 for any");
+    fail(Code::Argument, "explain: {}: peer {} is not a rank of '{}' (0 to {}{})", name, peer, comm.name(),
+         comm.terms().numbering.slots() - 1, send ? "" : ", or -1 for any");
   const topology::Topology &t = comm.topology();
-  ordered_json out{
-      {"collective", name}, {"dtype", dtype_name(dtype)}, {"rank", me}, {"world", world}, {"peer", peer}, {"bytes", bytes},
-      {"flat", t.flat}};
-  std::string text = formatted("{}, rank {} of {}, {} bytes of {} {} {}\n", name, me, world, bytes, dtype_name(dtype),
-                               send ? "to" : "from", peer < 0 ? "any rank" : formatted("rank {}", peer));
+  const int number = t.number(me), their_number = t.number(peer);
+  ordered_json out{{"collective", name}, {"dtype", dtype_name(dtype)}, {"rank", number},
+                   {"world", world},     {"peer", their_number},       {"bytes", bytes},
+                   {"flat", t.flat}};
+  std::string text = formatted("{}, rank {} of {}, {} bytes of {} {} {}\n", name, number, world, bytes, dtype_name(dtype),
+                               send ? "to" : "from", peer < 0 ? "any rank" : formatted("rank {}", their_number));
   if (peer < 0) {
     out["path"] = out["link"] = out["predicted"] = nullptr;
     text += "  path    that of the rank whose message comes first\n  predicted unknown: the sender is\n";
@@ -210,7 +212,7 @@ std::string explain_message_json(comm::Communicator &comm, Collective c, int pee
     out["in_groups"] = by_library ? ordered_json(local.id().family) : ordered_json(nullptr);
     if (by_library)
       text += formatted("  groups  by {}, whole, of device memory with tag 0, where rank {} is in a group with it too\n",
-                        local.id().family, peer);
+                        local.id().family, their_number);
     const bool memory = peer == me || local.peers()[static_cast<size_t>(peer)].mail != nullptr;
     out["predicted"] = predicted_message(t, send ? me : peer, send ? peer : me, way, bytes, memory, text);
   }

@@ -52,13 +52,13 @@ void call(comm::Communicator &comm, const comm::CallRequest &request) {
   comm.prepare(request, *taken.op);
   comm.local().run(taken.op);
   comm.local().driver().wait(taken.op, INT64_MAX);
-  if (taken.op->end.result != Code::Ok) throw Error(taken.op->end.result, taken.op->end.text, taken.op->end.ranks);
+  if (taken.op->end.result != Code::Ok) throw Error(engine::status_of(comm.local().core(), *taken.op));
 }
 
 // The largest number of all ranks, place by place.
 std::vector<double> slowest(comm::Communicator &comm, const std::vector<double> &mine) {
-  const auto world = static_cast<size_t>(comm.size());
-  std::vector<double> all(world * mine.size());
+  const auto blocks = static_cast<size_t>(comm.terms().numbering.slots());  // those of holes stay 0
+  std::vector<double> all(blocks * mine.size());
   comm::CallRequest r;
   r.collective = Collective::AllGather;
   r.send = mine.data();

@@ -77,14 +77,15 @@ bool same_phrase(const Plan &p, const Step &a, const Step &b, bool together) {
   return a.dst.memory == b.dst.memory && p.sources[a.source].memory == p.sources[b.source].memory;
 }
 
-std::string phrase(const Plan &p, const std::string &library, uint32_t from, uint32_t to, bool together) {
+std::string phrase(const Plan &p, const topology::Topology &t, const std::string &library, uint32_t from, uint32_t to,
+                   bool together) {
   const Step &s = p.steps[from];
-  std::vector<int> peers;
+  std::vector<int> peers;  // by their numbers for people
   uint64_t bytes = 0;
   for (uint32_t i = from; i < to; ++i) {
     const Step &x = p.steps[i];
     bytes += x.kind == StepKind::Send || x.kind == StepKind::Recv ? wire_bytes(p, x) : x.extent.length;
-    peers.push_back(x.kind == StepKind::Move ? p.sources[x.source].rank : x.peer);
+    peers.push_back(t.number(x.kind == StepKind::Move ? p.sources[x.source].rank : x.peer));
   }
   const std::string amount = !unsized(p, s)  ? size_text(bytes)
                              : to - from > 1 ? formatted("{} blocks", to - from)
@@ -133,12 +134,13 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
   return "";
 }
 
-std::vector<std::string> phrases(const Plan &p, const std::string &library, const Stage &stage) {
+std::vector<std::string> phrases(const Plan &p, const topology::Topology &t, const std::string &library,
+                                 const Stage &stage) {
   std::vector<std::string> out;
   for (uint32_t i = stage.step; i < stage.step + stage.steps;) {
     uint32_t j = i + 1;
     while (j < stage.step + stage.steps && same_phrase(p, p.steps[i], p.steps[j], stage.together)) ++j;
-    out.push_back(phrase(p, library, i, j, stage.together));
+    out.push_back(phrase(p, t, library, i, j, stage.together));
     i = j;
   }
   return out;
@@ -240,12 +242,12 @@ std::string crossing_line(const Plan &p, const topology::Topology &t) {
 
 std::string heading(const Plan &p, const topology::Topology &t, const topology::Topology &whole) {
   const Request &r = p.request;
-  std::string text = formatted("{}, rank {} of {}", collective_name(r.collective), p.rank, p.world);
+  std::string text = formatted("{}, rank {} of {}", collective_name(r.collective), whole.number(p.rank), p.world);
   if (r.collective != Collective::Barrier)
     text += is_varying(r.collective) ? formatted(", {}, sizes by call", dtype_name(r.dtype))
                                      : formatted(", {} of {}{}", size_text(r.bytes), dtype_name(r.dtype),
                                                  is_reduction(r.collective) ? formatted(", {}", redop_name(r.op)) : "");
-  if (has_root(r.collective)) text += formatted(", root {}", r.root);
+  if (has_root(r.collective)) text += formatted(", root {}", whole.number(r.root));
   const bool reaches = !p.device.empty() && p.slot_bytes > 0 && p.slots * p.slot_bytes <= r.reach &&
                        (!topology::has_libraries(t) || by_shared_slots(t, r.collective) || meets_on_hosts(p, t));
   const char *reached = !reaches                  ? ""
@@ -258,7 +260,8 @@ std::string heading(const Plan &p, const topology::Topology &t, const topology::
                                           p.world == 1 ? "the one rank" : formatted("all {} ranks", p.world))
                               : bridged_text(p, t) + reached);
   if (const std::vector<int> inside = inside_of(whole, p.rank, r); !inside.empty())
-    text += formatted("  inside  {} moves what stays among ranks {}\n", library_of(p, whole), ranks_text(inside));
+    text +=
+        formatted("  inside  {} moves what stays among ranks {}\n", library_of(p, whole), ranks_text(whole.numbers(inside)));
   text += form_line(p, t) + crossing_line(p, t);
   text += moves_whole_blocks(p)      ? std::string("  chunks  none: whole blocks")
           : is_varying(r.collective) ? formatted("  chunks  of {}", size_text(p.chunk))
@@ -299,7 +302,7 @@ std::string explain(const Plan &plan, const topology::Topology &whole) {
       text += list == &plan.host ? "  host\n" : two_streams ? "  device, each beside the other\n" : "  device\n";
     for (const Stage &stage : *list) {
       bool first = true;
-      for (const std::string &line : phrases(plan, called_library(plan, t, whole), stage)) {
+      for (const std::string &line : phrases(plan, whole, called_library(plan, t, whole), stage)) {
         text +=
             formatted("  {:12} {}\n",
                       first ? formatted("{} t{}", stage.name, stage.skew ? formatted("-{}", stage.skew) : "") : "", line);
@@ -322,8 +325,8 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
   json out = {{"collective", collective_name(r.collective)},
               {"dtype", dtype_name(r.dtype)},
               {"op", redop_name(r.op)},
-              {"root", r.root},
-              {"rank", plan.rank},
+              {"root", whole.number(r.root)},
+              {"rank", whole.number(plan.rank)},
               {"world", plan.world},
               {"flat", t.flat},
               {"groups", t.islands.size()},
@@ -344,7 +347,7 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
       std::vector<int> peers;
       for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i)
         if (const Step &s = plan.steps[i]; s.peer >= 0 && s.peer != plan.rank && s.kind != StepKind::Ccl)
-          peers.push_back(s.peer);
+          peers.push_back(whole.number(s.peer));
       std::sort(peers.begin(), peers.end());
       peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
       out["stages"].push_back(
@@ -352,7 +355,7 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
            {"list", list == &plan.host ? "host" : "device"},
            {"beside", stage.beside},
            {"skew", stage.skew},
-           {"steps", phrases(plan, library, stage)},
+           {"steps", phrases(plan, whole, library, stage)},
            {"peers", peers},
            {"chunk_bytes",
             moves_whole_blocks(plan)

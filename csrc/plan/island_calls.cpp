@@ -6,6 +6,9 @@
 namespace isthmus::plan {
 namespace {
 
+// What is done once, for whole blocks: a step that is given no chunk.
+Extent once() { return {Memory::Scratch, 0, 0, 0, 1}; }
+
 // No library does all_to_all in place. Whether a rank asks for it is the rank's own affair: such a rank gives a copy of its input.
 void island_all_to_all(Builder &b) {
   const Range all = b.whole();
@@ -18,7 +21,8 @@ void island_all_to_all(Builder &b) {
              Builder::device(copy + bytes * static_cast<uint64_t>(r)));
     from = Builder::device(copy);
   }
-  b.call(IslandCall::AllToAll, When::Always, block(0), from, Builder::output(0, 0));
+  if (b.request.apart) b.call(IslandCall::AllToAllV, When::Always, once(), from, Builder::output(0, 0));
+  else b.call(IslandCall::AllToAll, When::Always, block(0), from, Builder::output(0, 0));
 }
 
 // Libraries have no call for gather and scatter. They are a group of sends and receives, and the root's own block is a copy.
@@ -53,9 +57,6 @@ void island_scatter(Builder &b) {
   });
 }
 
-// What is done once, for whole blocks: a step that is given no chunk.
-Extent once() { return {Memory::Scratch, 0, 0, 0, 1}; }
-
 // Two ranks know each size. A library that is given sizes that do not fit hangs, or writes behind the end of a buffer. So the host list opens
 // the gate when the sizes were compared.
 void island_all_to_all_v(Builder &b) {
@@ -67,7 +68,7 @@ void island_all_to_all_v(Builder &b) {
   b.post(kReady);
 }
 
-// Blocks of unequal sizes: a library's broadcast of each, all of them a group.
+// Blocks of unequal sizes, or that do not lie back to back: a library's broadcast of each, all of them a group.
 void island_all_gather_v(Builder &b) {
   b.together();
   const auto block = [&](int r) { return b.extent(Memory::Output, static_cast<uint32_t>(r), b.whole()); };
@@ -103,8 +104,12 @@ void plan_island(Builder &b) {
     case Collective::Broadcast:
       if (b.rank == root) b.move(got, input, output);
       return b.call(IslandCall::Broadcast, When::Always, got, output, output, root);
-    case Collective::AllGather: return b.call(IslandCall::AllGather, When::Always, given, input, output);
-    case Collective::ReduceScatter: return b.call(IslandCall::ReduceScatter, When::Always, got, input, output);
+    case Collective::AllGather:
+      if (b.request.apart) return island_all_gather_v(b);
+      return b.call(IslandCall::AllGather, When::Always, given, input, output);
+    case Collective::ReduceScatter:
+      if (b.request.apart) return island_reduce_scatter_v(b);
+      return b.call(IslandCall::ReduceScatter, When::Always, got, input, output);
     case Collective::AllToAll: return island_all_to_all(b);
     case Collective::Gather:
     case Collective::GatherV: return island_gather(b);

@@ -178,6 +178,8 @@ struct Request {  // all of it agreed on all ranks but `rank`
   bool device = false;  // this rank's user memory is its device's, which the host cannot touch. NOT agreed: local
   uint64_t reach =
       0;  // the first bytes of the rings that its device reaches, of all with whom it shares memory. NOT agreed: local
+  bool apart =
+      false;  // the blocks of a buffer do not lie back to back: displacements say where. Of equal counts; v-collectives are so always
   bool in_place = false;  // all_to_all in place needs staging of the input; other collectives ignore it. NOT agreed: local
 };
 

@@ -30,6 +30,7 @@ uint64_t digest_of(const topology::Topology &whole, const topology::Topology &t,
   add(r.chunk_bytes);
   add(r.max_slots);
   add(r.small_bytes);
+  if (r.apart) add(1);
   return h;
 }
 
@@ -77,9 +78,11 @@ bool serves(const topology::Island &g, const Request &r, bool alone, bool near) 
       if (alone || r.bytes <= r.small_bytes) return can(Call::Reduce);
       return can(Call::ReduceScatter) && can(Call::Reduce) && can(Call::AllGather) && can(Call::Broadcast);
     case Collective::Broadcast: return can(Call::Broadcast) && can(Call::AllGather);
-    case Collective::AllGather: return alone ? can(Call::AllGather) : can(Call::Broadcast);
-    case Collective::ReduceScatter: return can(Call::ReduceScatter) && (alone || can(Call::Reduce));
-    case Collective::AllToAll: return alone && can(Call::AllToAll);
+    case Collective::AllGather: return alone && !r.apart ? can(Call::AllGather) : can(Call::Broadcast);
+    case Collective::ReduceScatter:
+      if (alone) return can(r.apart ? Call::Reduce : Call::ReduceScatter);
+      return can(Call::ReduceScatter) && can(Call::Reduce);
+    case Collective::AllToAll: return alone && can(r.apart ? Call::AllToAllV : Call::AllToAll);
     case Collective::Gather:
     case Collective::GatherV:
     case Collective::Scatter:

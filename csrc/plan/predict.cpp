@@ -125,8 +125,9 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
   if (const int missing = topology::unmeasured_rank(whole); missing >= 0) {
     out.none = !bridged;
     if (bridged)
-      out.unknown = formatted(
-          "rank {} has no profile with the rate of its bridge (isthmus tune makes one for ISTHMUS_PROFILE)", missing);
+      out.unknown =
+          formatted("rank {} has no profile with the rate of its bridge (isthmus tune makes one for ISTHMUS_PROFILE)",
+                    whole.number(missing));
     return out;
   }
   if (is_varying(r.collective)) out.unknown = "the sizes are those of a call";

@@ -238,7 +238,8 @@ py::object PythonCommunicator::split(int color, int key, const std::optional<std
   return py::capsule(static_cast<void *>(child), kHandleCapsule);
 }
 
-py::object PythonCommunicator::shrink(const std::vector<int> &exclude, int mode, const std::optional<std::string> &name) {
+py::object PythonCommunicator::shrink(const std::vector<int> &exclude, int mode, bool dense,
+                                      const std::optional<std::string> &name) {
   isthmus_comm_t c = handle("shrink");
   if (!c) throw PythonError();
   const ActiveCall use(this);
@@ -246,15 +247,15 @@ py::object PythonCommunicator::shrink(const std::vector<int> &exclude, int mode,
   isthmus_result result;
   {
     NoGil nogil;
-    result = isthmus_comm_shrink(c, exclude.data(), static_cast<int>(exclude.size()), static_cast<isthmus_shrink_mode>(mode),
-                                 text(name), &child);
+    result = (dense ? isthmus_comm_shrink : isthmus_comm_shrink_slots)(
+        c, exclude.data(), static_cast<int>(exclude.size()), static_cast<isthmus_shrink_mode>(mode), text(name), &child);
   }
   check(result);
   return py::capsule(static_cast<void *>(child), kHandleCapsule);
 }
 
 void PythonCommunicator::reconfigure(const std::vector<int> &exclude, const std::optional<std::string> &ticket, int n,
-                                     const std::optional<std::vector<int>> &slots) {
+                                     const std::optional<std::vector<int>> &slots, bool dense) {
   isthmus_comm_t c = handle("reconfigure");
   if (!c) throw PythonError();
   if (slots && static_cast<int>(slots->size()) != n) {
@@ -266,8 +267,8 @@ void PythonCommunicator::reconfigure(const std::vector<int> &exclude, const std:
   int rank, size;  // also where it fails: the newcomers alone may not have come in
   {
     NoGil nogil;
-    result = isthmus_comm_reconfigure(c, exclude.data(), static_cast<int>(exclude.size()), text(ticket), n,
-                                      slots ? slots->data() : nullptr);
+    result = (dense ? isthmus_comm_reconfigure : isthmus_comm_reconfigure_slots)(
+        c, exclude.data(), static_cast<int>(exclude.size()), text(ticket), n, slots ? slots->data() : nullptr);
     rank = isthmus_comm_rank(c);
     size = isthmus_comm_size(c);
   }

@@ -49,11 +49,11 @@ class PythonCommunicator {
   uint64_t sequence();
   py::object error();  // None, or the exception that says why the communicator can no longer be used
   py::object split(int color, int key, const std::optional<std::string> &name);  // a capsule, or None
-  // A capsule. mode: isthmus_shrink_mode.
-  py::object shrink(const std::vector<int> &exclude, int mode, const std::optional<std::string> &name);
+  // A capsule. mode: isthmus_shrink_mode; not dense: each rank keeps its slot.
+  py::object shrink(const std::vector<int> &exclude, int mode, bool dense, const std::optional<std::string> &name);
   // The handle goes over to a new epoch: see isthmus_comm_reconfigure.
   void reconfigure(const std::vector<int> &exclude, const std::optional<std::string> &ticket, int n,
-                   const std::optional<std::vector<int>> &slots);
+                   const std::optional<std::vector<int>> &slots, bool dense);
   py::tuple agree(uint64_t flags, const std::vector<int> &failed, bool allow_minority, std::optional<double> timeout);
   std::string topology();
   std::string dump();

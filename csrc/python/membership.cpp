@@ -1,5 +1,7 @@
 #include "membership.hpp"
 
+#include <algorithm>
+
 namespace isthmus::python {
 
 std::string make_ticket(PythonCommunicator &comm, std::optional<double> timeout) {
@@ -24,6 +26,21 @@ double timeout(PythonCommunicator &comm) {
   const PythonCommunicator::ActiveCall use(&comm);
   const NoGil nogil;
   return isthmus_comm_timeout(c);
+}
+
+py::tuple members(PythonCommunicator &comm) {
+  isthmus_comm_t c = comm.handle("members");
+  if (!c) throw PythonError();
+  const PythonCommunicator::ActiveCall use(&comm);
+  std::vector<int> slots(static_cast<size_t>(comm.size()));
+  const int count = isthmus_comm_members(c, slots.data(), comm.size());
+  if (count < 0) {
+    raise_last(ISTHMUS_ERR_ARGUMENT);
+    throw PythonError();
+  }
+  py::tuple out(std::min(static_cast<size_t>(count), slots.size()));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = slots[i];
+  return out;
 }
 
 int joiners(const PythonCommunicator &comm, const std::string &ticket) {

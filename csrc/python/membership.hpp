@@ -10,7 +10,8 @@
 namespace isthmus::python {
 
 std::string make_ticket(PythonCommunicator &comm, std::optional<double> timeout);
-double timeout(PythonCommunicator &comm);  // of its operations, in seconds
+double timeout(PythonCommunicator &comm);     // of its operations, in seconds
+py::tuple members(PythonCommunicator &comm);  // the slots that have a rank, ascending
 int joiners(const PythonCommunicator &comm, const std::string &ticket);
 // A capsule.
 py::object grow(PythonCommunicator &comm, const std::string &ticket, int n, const std::optional<std::vector<int>> &slots,

@@ -76,8 +76,12 @@ void add_communicator(py::module_ &m) {
            py::arg("timeout") = py::none(), py::arg("name") = py::none(), py::arg("settings") = py::none(),
            py::arg("exchange") = py::none())
       .def(py::init(&from_handle), py::arg("handle"))
-      .def_property_readonly("rank", &PythonCommunicator::rank, "This process's rank, from 0.")
-      .def_property_readonly("size", &PythonCommunicator::size, "The number of ranks.")
+      .def_property_readonly("rank", &PythonCommunicator::rank,
+                             "This process's rank, from 0: its slot, where ranks keep their numbers (shrink).")
+      .def_property_readonly("size", &PythonCommunicator::size,
+                             "The number of slots: of ranks, and of holes where ranks keep their numbers (shrink).")
+      .def_property_readonly("members", &members,
+                             "The slots that have a rank, ascending: range(size), where there are no holes.")
       .def_property_readonly("destroyed", &PythonCommunicator::destroyed, "Whether destroy() was called.")
       .def_property_readonly("sequence", &PythonCommunicator::sequence, "The number of collectives submitted so far.")
       .def_property_readonly("error", &PythonCommunicator::error,
@@ -97,9 +101,9 @@ void add_communicator(py::module_ &m) {
       .def_property_readonly("timeout", &timeout,
                              "The deadline of this rank's operations, in seconds: as given at first, or set last.")
       .def("_split", &PythonCommunicator::split, py::arg("color"), py::arg("key"), py::arg("name"))
-      .def("_shrink", &PythonCommunicator::shrink, py::arg("exclude"), py::arg("mode"), py::arg("name"))
+      .def("_shrink", &PythonCommunicator::shrink, py::arg("exclude"), py::arg("mode"), py::arg("dense"), py::arg("name"))
       .def("_reconfigure", &PythonCommunicator::reconfigure, py::arg("exclude"), py::arg("ticket"), py::arg("n"),
-           py::arg("slots"))
+           py::arg("slots"), py::arg("dense"))
       .def("_others_busy", [](PythonCommunicator &c) { return isthmus_comm_others_busy(c.handle("others_busy")) != 0; })
       .def("_ticket", &make_ticket, py::arg("timeout"))
       .def("_joiners", &joiners, py::arg("ticket"))

@@ -62,7 +62,7 @@ std::optional<std::string> Blame::look_at(Search &search, int q, int &next) noex
   next = a.waiting_on;
   const bool new_rank = next >= 0 && next < core_.id.world && !has(search.seen, next);
   if (op.is_p2p() && new_rank) {
-    chain += formatted(" (rank {} waits for rank {})", q, next);
+    chain += formatted(" (rank {} waits for rank {})", core_.id.number(q), core_.id.number(next));
     return std::nullopt;
   }
   if (op.is_p2p()) search.found.ranks = {q};
@@ -70,19 +70,20 @@ std::optional<std::string> Blame::look_at(Search &search, int q, int &next) noex
     return formatted("{} has made no {} that matches; last heard {:.1f} s ago{}{}", who,
                      op.call.collective == Collective::Send ? "receive" : "send", silent, busy, chain);
   if (a.entered < op.sequence && (a.entered > a.done || a.in_message) && new_rank) {  // held up before ours
-    chain += a.in_message ? formatted(" (rank {} waits for a message of rank {})", q, next)
-                          : formatted(" (rank {} waits for rank {} in #{})", q, next, a.entered);
+    chain += a.in_message
+                 ? formatted(" (rank {} waits for a message of rank {})", core_.id.number(q), core_.id.number(next))
+                 : formatted(" (rank {} waits for rank {} in #{})", core_.id.number(q), core_.id.number(next), a.entered);
     return std::nullopt;
   }
   if (a.entered < op.sequence) search.found.ranks = {q};
   if (a.entered < op.sequence)
     return formatted("{} has not called it: {}; last heard {:.1f} s ago{}{}", who,
                      a.entered == 0 ? std::string("it has called nothing on this communicator")
-                                    : formatted("its last call was #{} {}", a.entered, describe(a.what, a.bytes)),
+                                    : formatted("its last call was #{} {}", a.entered, describe(core_.id, a.what, a.bytes)),
                      silent, busy, chain);
   if (a.known && a.digest != op.digest && a.digest != 0) {
     search.found.code = Code::Mismatch;
-    return formatted("{} called {} in its place{}", who, describe(a.what, a.bytes), chain);
+    return formatted("{} called {} in its place{}", who, describe(core_.id, a.what, a.bytes), chain);
   }
   if (a.done >= op.sequence)
     return formatted("{} has finished it, but what it sent has not arrived; check the network{}", who, chain);
@@ -94,8 +95,8 @@ std::optional<std::string> Blame::look_at(Search &search, int q, int &next) noex
     return formatted(
         "{} waits for rank {} in turn: data between them does not move; if several communicators are in flight, check "
         "that all ranks use them in the same order{}{}",
-        who, next, busy, chain);
-  chain += formatted(" (rank {} waits for rank {})", q, next);
+        who, core_.id.number(next), busy, chain);
+  chain += formatted(" (rank {} waits for rank {})", core_.id.number(q), core_.id.number(next));
   return std::nullopt;
 }
 
@@ -122,7 +123,7 @@ std::string Blame::waits_for_nobody(Search &search, int q, const std::string &bu
     if (beside && other.busy[0]) others += formatted("; {} of the same island is in {}", core_.id.text(r), other.busy);
   }
   if (missing >= 0) {
-    search.chain += formatted(" (rank {} waits for its island's rank {})", q, missing);
+    search.chain += formatted(" (rank {} waits for its island's rank {})", core_.id.number(q), core_.id.number(missing));
     next = missing;
     return {};
   }

@@ -41,7 +41,7 @@ bool Departure::end_operations(int64_t until_ns) noexcept {
   const bool broken = core_.failed() || (core_.has_work() && !receives);
   // A receive for which nothing has come concerns no other rank.
   core_.fail(Code::Aborted,
-             formatted("the communicator was destroyed on rank {}{}", core_.id.rank,
+             formatted("the communicator was destroyed on rank {}{}", core_.id.number(),
                        receives ? ", where a receive waited for a message that had not come" : ""),
              core_.has_work() && !receives ? Tell::Peers : Tell::Nobody);
   while (core_.has_work() && !driver_.only_stuck()) {

@@ -16,10 +16,10 @@ constexpr int64_t kNewsNs =
 constexpr int64_t kAskNs = 20'000'000;  // between two questions whether the program wants to stop
 constexpr size_t kKept = 4;             // agreements; who is still in an older one has been left out, and was told
 
-std::string list_of(const RankSet &set, int world) {
+std::string list_of(const RankSet &set, const Identity &id) {
   std::string text;
-  for (int r = 0; r < world; ++r)
-    if (set.has(r)) text += formatted("{}{}", text.empty() ? "" : ",", r);
+  for (int r = 0; r < id.world; ++r)
+    if (set.has(r)) text += formatted("{}{}", text.empty() ? "" : ",", id.number(r));
   return text;
 }
 
@@ -45,7 +45,7 @@ uint64_t RankAgreement::number() const {
 }
 
 std::string RankAgreement::name(uint64_t number) const {
-  return formatted("agree #{} of '{}' on rank {}", number, core_.id.name, core_.id.rank);
+  return formatted("agree #{} of '{}' on rank {}", number, core_.id.name, core_.id.number());
 }
 
 // ---- the program ---------------------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ void RankAgreement::fail_too_few(uint64_t number, const RankSet &out) const {
   throw Error(Code::PeerLost,
               formatted("{}: ranks {} are out of reach, and those that are left are no more than half: the others may live, "
                         "and go on where this rank does not hear of it; to go on all the same, allow a minority",
-                        name(number), list_of(out, core_.id.world)),
+                        name(number), list_of(out, core_.id)),
               out.list());
 }
 

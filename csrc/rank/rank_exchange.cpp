@@ -48,7 +48,7 @@ struct RankExchange::Gather {
   }
   std::string name() const {
     const Identity &id = by.core_.id;
-    return formatted("{} of '{}' on rank {}, {} of {} ranks", what, id.name, id.rank, ranks.size(), id.world);
+    return formatted("{} of '{}' on rank {}, {} of {} ranks", what, id.name, id.number(), ranks.size(), id.world);
   }
 };
 

@@ -16,6 +16,10 @@ namespace {
 
 const std::string &host_name(const RankInfo &r) { return r.hostname.empty() ? r.host : r.hostname; }
 
+int number_in(const std::vector<RankInfo> &ranks, size_t rank) {
+  return ranks[rank].slot < 0 ? static_cast<int>(rank) : ranks[rank].slot;
+}
+
 void check_shm_bridge(const std::vector<RankInfo> &ranks) {
   for (size_t r = 1; r < ranks.size(); ++r)
     if (island_name(ranks[r]) != island_name(ranks[0]) || ranks[r].host != ranks[0].host)
@@ -24,7 +28,8 @@ void check_shm_bridge(const std::vector<RankInfo> &ranks) {
           fail(Code::Config,
                "ISTHMUS_BRIDGE=shm, but island '{}' (rank {}) is on host '{}' and island '{}' (rank {}) is on host '{}': "
                "shared memory does not reach between hosts. Use ISTHMUS_BRIDGE=auto or tcp",
-               island_name(ranks[q]), q, host_name(ranks[q]), island_name(ranks[r]), r, host_name(ranks[r]));
+               island_name(ranks[q]), number_in(ranks, q), host_name(ranks[q]), island_name(ranks[r]), number_in(ranks, r),
+               host_name(ranks[r]));
 }
 
 double rate_over(const RankInfo &info, bool memory) noexcept {
@@ -90,7 +95,7 @@ std::string unequal_versions(const Topology &t, const Island &island) {
     const RankInfo &r = t.ranks[static_cast<size_t>(q)];
     if (std::find(versions.begin(), versions.end(), r.ccl_version) != versions.end()) continue;
     versions.push_back(r.ccl_version);
-    text += formatted("{}rank {} has {} {}", text.empty() ? "" : ", ", q, r.ccl, r.ccl_version);
+    text += formatted("{}rank {} has {} {}", text.empty() ? "" : ", ", t.number(q), r.ccl, r.ccl_version);
   }
   return versions.size() > 1 ? text : std::string();
 }
@@ -263,12 +268,13 @@ std::string to_json(const Topology &t) {
   for (size_t r = 0; r < t.ranks.size(); ++r) {
     const RankInfo &info = t.ranks[r];
     const double rate = rate_over(info, memory);
-    find(hosts, info.host, host_name(info)).ranks.push_back(static_cast<int>(r));
+    const int number = t.number(static_cast<int>(r));
+    find(hosts, info.host, host_name(info)).ranks.push_back(number);
     Set &island = find(named, island_name(info), info.island);
-    island.ranks.push_back(static_cast<int>(r));
+    island.ranks.push_back(number);
     if (std::find(island.hosts.begin(), island.hosts.end(), host_name(info)) == island.hosts.end())
       island.hosts.push_back(host_name(info));
-    all.push_back({{"rank", r},
+    all.push_back({{"rank", number},
                    {"host", info.host},
                    {"hostname", info.hostname},
                    {"address", info.address},
@@ -296,7 +302,7 @@ std::string to_json(const Topology &t) {
                              {"island", t.islands[i].label},
                              {"host", t.islands[i].host},
                              {"ccl", t.islands[i].ccl},
-                             {"ranks", t.islands[i].ranks},
+                             {"ranks", t.numbers(t.islands[i].ranks)},
                              {"weight", t.weights[i]}});
   return out.dump(2);
 }

@@ -45,6 +45,7 @@ struct RankInfo {
   Rates rates;                 // of its host's profile; all 0 where it has none
   LeaderBytes leader_bytes;    // likewise
   std::string maker = "host";  // of its device ("nvidia"): the name of its island where it has no label
+  int slot = -1;               // its number for people, where numbers have gaps; -1: its rank
 };
 
 struct Island {
@@ -72,6 +73,15 @@ struct Topology {
   Bridge bridge = Bridge::Auto;
   uint64_t digest = 0;  // of everything above that plans depend on
   int size() const noexcept { return static_cast<int>(ranks.size()); }
+  // The number by which people know the rank. All texts and reports have it. Of what is no rank: the same number.
+  int number(int rank) const noexcept {
+    const int slot = rank >= 0 && rank < size() ? ranks[static_cast<size_t>(rank)].slot : -1;
+    return slot < 0 ? rank : slot;
+  }
+  std::vector<int> numbers(std::vector<int> of) const noexcept {  // in the order of `of`
+    for (int &rank : of) rank = number(rank);
+    return of;
+  }
 };
 
 // The name of the rank's island.
@@ -116,7 +126,7 @@ void apply_profiles(Topology &t);
 void apply_rates(Topology &t, std::string_view rates);
 // {"world", "flat", "hosts": [{"host", "hostname", "ranks"}], "islands": [{"name", "label", "ranks", "host", "hosts"}],
 //  "groups": [{"name" (empty where it has several), "island" (its label), "host", "ranks", "weight"}],
-//  "ranks": [{"rank", "host", "hostname", "address", "island", "device", "maker" (of the device; "host" where it has none), "pid", ..}]}
+//  "ranks": [{"rank" (its number for people), "host", "hostname", "address", "island", "device", "maker" (of the device; "host" where it has none), "pid", ..}]}
 std::string to_json(const Topology &t);
 
 }  // namespace isthmus::topology

@@ -107,6 +107,7 @@ class Comm(_core.Comm):
         abort: bool = False,
         name: str | None = None,
         failed: Sequence[int] = (),
+        dense: bool = True,
     ) -> Comm:
         """Makes a communicator of the ranks that are left. Collective over them.
 
@@ -118,14 +119,18 @@ class Comm(_core.Comm):
           Where a further rank is lost during the call, all remaining ranks get an error, and may call again with a longer
           list.
 
+        - `dense`: the ranks that are left have the numbers 0, 1, 2 and so on. With dense=False each keeps its number, its
+          slot: `size` stays the number of slots, and the slots of those that are out are holes. `members` are the others.
+
         TimeoutError: a rank does not answer. `error.ranks` says which; `shrink(failed=error.ranks)` goes on without it.
+        MismatchError: ranks give unlike `dense`.
 
         The new communicator has the timeout that this one has now. This communicator must still be destroyed.
         """
         if exclude is not None and failed:
             raise ArgumentError("shrink: give `exclude`, or `failed` and the ranks agree, not both")
         mode = _AGREE if exclude is None else _ABORT if abort else _KEEP
-        child = Comm(self._shrink(list(failed if exclude is None else exclude), mode, name))
+        child = Comm(self._shrink(list(failed if exclude is None else exclude), mode, dense, name))
         child._name = name or f"{self.name}/shrink"
         return child
 
@@ -148,7 +153,8 @@ class Comm(_core.Comm):
         """Makes a communicator of these ranks and `n` processes that come with the ticket. Collective, with equal arguments.
 
         - The newcomers stand behind these ranks, or have the ranks in `slots`: then these ranks have the other numbers, in
-          their order.
+          their order. Where this communicator has holes, these ranks keep their slots, and newcomers have the lowest holes,
+          then slots behind all others; `slots` are holes or such slots.
         - All ranks and newcomers have the new communicator, or none has it. Then the error says why, and this communicator
           is as it was.
         - The call waits for processes that have not come, up to two thirds of the communicator's timeout. A loop that is not
@@ -170,14 +176,16 @@ class Comm(_core.Comm):
         ticket: str | None = None,
         n: int | None = None,
         slots: Sequence[int] | None = None,
+        dense: bool = True,
     ) -> None:
         """Goes over to a new epoch: this communicator has other ranks from now on. Collective over the ranks that stay.
 
         - Out are the ranks that are gone, and those that any rank names in `exclude`, or leaves out of `members`. They may
           live, and do not call.
         - With a `ticket` (all ranks or none) `n` processes (1) come in, as by `grow`.
-        - The ranks that stay keep their order, and are numbered without gaps: `rank` and `size` are other numbers then. The
-          name and the timeout stay.
+        - The ranks that stay keep their order, and are numbered without gaps: `rank` and `size` are other numbers then. With
+          dense=False, on all ranks, each keeps its slot, and slots that nobody has are holes (`members`). Newcomers then
+          have `slots`, or the lowest holes and then slots behind all others. The name and the timeout stay.
         - What did not change goes on: connections, memory that devices have registered, and the library's communicator of
           each island that has the same processes and in which no operation stands.
 
@@ -189,18 +197,19 @@ class Comm(_core.Comm):
         if members is not None:
             if exclude:
                 raise ArgumentError("reconfigure: give `exclude` or `members`, not both")
-            if strange := sorted(set(members) - set(range(self.size))):
-                raise ArgumentError(f"reconfigure: there is no rank {strange[0]} among {self.size}")
-            exclude = sorted(set(range(self.size)) - set(members))
+            there = set(self.members)
+            if strange := sorted(set(members) - there):
+                raise ArgumentError(f"reconfigure: there is no rank {strange[0]} among {self.size}: {sorted(there)}")
+            exclude = sorted(there - set(members))
         count = (0 if ticket is None else 1) if n is None else n
-        self._reconfigure(list(exclude), ticket, count, None if slots is None else list(slots))
+        self._reconfigure(list(exclude), ticket, count, None if slots is None else list(slots), dense)
 
     def replace(self, ranks: Sequence[int], ticket: str, *, name: str | None = None) -> Comm:
         """Makes a communicator in which newcomers have the places of `ranks`. Collective over the other ranks.
 
         The ranks in `ranks` are lost, or are left out. It is shrink() and then grow() with as many newcomers: this
         communicator is aborted, and each rank that is left keeps its number. One of those that are left must have made the
-        ticket; a ticket that was made before the loss serves. The same `ranks` on all.
+        ticket; a ticket that was made before the loss serves. The same `ranks` on all. Other holes stay as they are.
 
         PeerLostError: other ranks are lost too, and the error names all. Call again with those.
         """
@@ -208,12 +217,13 @@ class Comm(_core.Comm):
         _, out = self.agree(failed=wanted)
         if out != wanted:
             raise PeerLostError(f"replace: the ranks {out} are lost, not {wanted}; call again with all that are lost")
-        rest = self.shrink(name=name or self.name)
+        members = set(self.members)
+        rest = self.shrink(name=name or self.name, dense=False)
         try:
-            if rest.size != self.size - len(wanted):
+            if set(rest.members) != members - set(wanted):
                 raise PeerLostError("replace: a further rank was lost meanwhile; agree() says which, and call again")
-            rest.reconfigure(ticket=ticket, n=len(wanted), slots=wanted)
-            if rest.size != self.size:
+            rest.reconfigure(ticket=ticket, n=len(wanted), slots=wanted, dense=False)
+            if set(rest.members) != members:
                 raise PeerLostError("replace: a further rank was lost meanwhile; agree() says which, and call again")
         except BaseException:
             rest.destroy()

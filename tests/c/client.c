@@ -332,6 +332,26 @@ static void grows(isthmus_comm_t comm, const isthmus_options *options) {
   OK(isthmus_comm_reconfigure(grown, NULL, 0, NULL, 0, NULL));
   CHECK(isthmus_comm_size(grown) == 2 && isthmus_comm_rank(grown) == other);
   OK(isthmus_barrier(grown, NULL, NULL));
+  /* Its rank 1 goes on without rank 0, and keeps its number: slot 0 is a hole, whose block nobody touches. */
+  CHECK(isthmus_comm_members(grown, NULL, 0) == 2 && isthmus_comm_members(NULL, NULL, 0) < 0);
+  if (other == 1) {
+    isthmus_comm_t holed = NULL;
+    int members[2] = {-1, -1};
+    const unsigned char mine = 7;
+    unsigned char all[2] = {9, 9};
+    OK(isthmus_comm_shrink_slots(grown, &slot, 1, ISTHMUS_SHRINK_KEEP, "holed", &holed));
+    CHECK(isthmus_comm_size(holed) == 2 && isthmus_comm_rank(holed) == 1);
+    CHECK(isthmus_comm_members(holed, members, 2) == 1 && members[0] == 1 && members[1] == -1);
+    OK(isthmus_all_gather(holed, &mine, all, 1, ISTHMUS_UINT8, NULL, NULL));
+    CHECK(all[0] == 9 && all[1] == 7);
+    CHECK(isthmus_send(holed, &mine, 1, ISTHMUS_UINT8, 0, 0, NULL, NULL) == ISTHMUS_ERR_ARGUMENT);
+    CHECK(strstr(isthmus_last_error(), "slot 0 is a hole") != NULL);
+    OK(isthmus_comm_reconfigure_slots(holed, NULL, 0, NULL, 0, NULL));
+    CHECK(isthmus_comm_size(holed) == 2 && isthmus_comm_rank(holed) == 1);
+    OK(isthmus_comm_reconfigure(holed, NULL, 0, NULL, 0, NULL));
+    CHECK(isthmus_comm_size(holed) == 1 && isthmus_comm_rank(holed) == 0);
+    OK(isthmus_comm_destroy(holed));
+  }
   OK(isthmus_comm_destroy(grown));
   OK(isthmus_comm_destroy(alone)); /* NULL on rank 1 */
   OK(isthmus_barrier(comm, NULL, NULL));

@@ -52,14 +52,14 @@ bool await_waiting(const Ticket &ticket, size_t count) {
   return eventually([&] { return waiting(ticket) == count; });
 }
 
-Welcome welcome_to(int world) { return {0, world, seconds_to_ns(soon()), seconds_to_ns(soon()), "grown", "all"}; }
+Welcome welcome_to(int world) { return {0, world, 0, world, seconds_to_ns(soon()), seconds_to_ns(soon()), "grown", "all"}; }
 
 TEST(Newcomers, ExchangeWithTheMemberThatLetsThemInAndHearTheLastWord) {
   const Ticket ticket = ticket_for();
   auto any = begin_to_come(ticket, "any"), second = begin_to_come(ticket, "second", 2);
   ASSERT_TRUE(await_waiting(ticket, 2));
   Newcomers come(ticket, {1, 2}, Deadline(soon()), {});
-  come.welcome(welcome_to(3));
+  come.welcome(welcome_to(3), {1, 2});
   const auto said = come.contributions(Deadline(soon()), {});
   EXPECT_EQ(text_of(said), "any second ") << "in the order of their slots";
   come.results({blob("member"), said[0], said[1]}, Deadline(soon()));
@@ -74,7 +74,7 @@ TEST(Newcomers, HearWhyNobodyHasItAlsoWhereTheMemberSaysNothing) {
   auto told = begin_to_come(ticket, "a"), left = begin_to_come(other, "b");
   {
     Newcomers come(ticket, {1}, Deadline(soon()), {}), forgetful(other, {1}, Deadline(soon()), {});
-    come.welcome(welcome_to(2));
+    come.welcome(welcome_to(2), {1});
     come.failed({Code::Device, "rank 0 has no device"});
   }
   EXPECT_TRUE(contains(told.get(), "rank 0 has no device"));
@@ -153,7 +153,7 @@ TEST(Newcomers, OneThatEndsWhileItIsLetInIsNamedByItsProcessAndItsRank) {
   const Ticket ticket = ticket_for();
   auto leaves = std::async(std::launch::async, [&] { Entry(ticket, at_home(), kAnySlot, Deadline(soon())); });
   Newcomers come(ticket, {4}, Deadline(soon()), {});
-  come.welcome(welcome_to(5));
+  come.welcome(welcome_to(5), {4});
   leaves.get();
   const Status gone = error_of([&] { come.contributions(Deadline(soon()), {}); });
   EXPECT_EQ(gone.code, Code::PeerLost);

@@ -99,6 +99,30 @@ INSTANTIATE_TEST_SUITE_P(Devices, Worlds,
                          testing::Values("n", "no", "na", "anb", "noan", "nop", "nopq", "nnbo", "NNo", "NNOOp", "NaNo",
                                          "NNNap"));
 
+// Of equal counts, as on a communicator with holes between its ranks.
+TEST(Proof, BlocksThatLieApartAreGivenAndGotAsThoseThatLieBackToBack) {
+  int combination = 0;
+  for (const char *islands : {"a", "aaa", "abb", "AAA", "AAb", "AABB", "NNN", "NNo", "NaN", "noan"})
+    for (auto bridge : {topology::Bridge::Auto, topology::Bridge::Tcp})
+      for (const auto c :
+           {Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll, Collective::Gather, Collective::Scatter})
+        for (uint64_t bytes : {4, 1000, 9000})
+          for (const RedOp redop : {RedOp::Sum, RedOp::Avg})
+            for (bool in_place : {false, true}) {
+              if (combination++ % std::min(kOneIn, 7)) continue;
+              if (in_place && !in_place_allowed(c)) continue;
+              const auto t = world_of(islands, "", bridge);
+              Operation op = operation_of(c, bytes, 256, 4);
+              op.request.apart = true;
+              op.request.op = redop;
+              op.request.root = t.size() - 1;
+              op.in_place = in_place;
+              const Operation twice[] = {op, op};
+              const Verdict v = prove(t, twice);
+              ASSERT_TRUE(v.ok) << name_of(islands, op) << ": " << v.text;
+            }
+}
+
 // Long messages, so that slots are used again and again, and last chunks that the groups cannot cut in equal pieces.
 class LongMessages : public testing::TestWithParam<const char *> {};
 INSTANTIATE_TEST_SUITE_P(Islands, LongMessages,

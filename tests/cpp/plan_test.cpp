@@ -445,6 +445,26 @@ TEST(Plan, ADevicesPartOfAnOperationByCellsIsOneCopyEachWay) {
   EXPECT_FALSE(plan_by_cells(t, 1, request_of(Collective::AllReduce, 0))) << "nothing to move";
 }
 
+// Blocks that lie apart in the user's memory lie back to back in what stands for it.
+TEST(Plan, ADevicesPartOfAnOperationByCellsIsACopyOfEachBlockWhereBlocksLieApart) {
+  const auto t = world_of("anb");
+  Request r = request_of(Collective::AllToAll, 24);
+  r.device = r.apart = true;
+  const auto p = plan_by_cells(t, 1, r);
+  ASSERT_TRUE(p && p->output_at);
+  std::vector<std::pair<uint32_t, uint64_t>> in, out;  // block, place in scratch
+  for (const Step &s : p->steps) {
+    if (s.kind != StepKind::Move) continue;
+    EXPECT_EQ(s.extent.length, 24u);
+    const Span &from = p->sources[s.source];
+    if (from.memory == Memory::Input) in.emplace_back(from.block, s.dst.base);
+    else out.emplace_back(s.dst.block, from.base - *p->output_at);
+  }
+  using Blocks = std::vector<std::pair<uint32_t, uint64_t>>;
+  EXPECT_EQ(in, (Blocks{{0, 0}, {1, 24}, {2, 48}}));
+  EXPECT_EQ(out, (Blocks{{0, 0}, {1, 24}, {2, 48}}));
+}
+
 TEST(Plan, APredictionOverUnequalBridgesIsTheirBoundAndTheWayOfOneChunk) {
   struct Fleet {
     const char *islands;  // those from 'n' on work on devices

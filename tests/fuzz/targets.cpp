@@ -155,7 +155,9 @@ void rendezvous(const uint8_t *data, size_t size) {
   if (const auto m = bootstrap::parse_result(in)) must(m->blob.size() + 8 == size);
   if (const auto m = bootstrap::parse_failure(in)) must(!m->ok());
   if (const auto m = bootstrap::parse_enter(in)) must(m->slot >= bootstrap::kAnySlot && m->hostname.size() <= 255);
-  if (const auto m = bootstrap::parse_welcome(in)) must(m->rank >= 0 && m->rank < m->world && m->making_ns <= m->whole_ns);
+  if (const auto m = bootstrap::parse_welcome(in))
+    must(m->rank >= 0 && m->rank < m->world && m->rank <= m->slot && m->slot < m->slots && m->world <= m->slots &&
+         m->making_ns <= m->whole_ns);
   std::array<std::byte, 128> id{};
   std::memcpy(id.data(), data, std::min(size, id.size()));
   try {
@@ -174,7 +176,7 @@ std::vector<Bytes> rendezvous_seeds() {
   bootstrap::append_failure(failure, {Code::Timeout, "rank 2 of 3 did not arrive"});
   ByteVector enter, welcome;
   bootstrap::append_enter(enter, {4711, 2, "host"});
-  bootstrap::append_welcome(welcome, {3, 4, 1000, 2000, "world/grow", "3 ranks of 'world' and 1 newcomers"});
+  bootstrap::append_welcome(welcome, {3, 4, 5, 6, 1000, 2000, "world/grow", "3 ranks of 'world' and 1 newcomers"});
   for (const auto *f : {&join, &contribution, &result, &failure, &enter, &welcome}) add(*f);
   std::array<std::byte, 128> id;
   bootstrap::pack_unique_id({{7}, {"127.0.0.1:29501", "[::1]:29501"}}, id);
@@ -266,6 +268,10 @@ std::vector<Bytes> blob_seeds() {
   b.epoch = 2;
   b.mailbox = 4096;
   b.key = {5};
+  b.number.slot = 2;
+  b.number.slots = 4;
+  b.number.was = 1;
+  b.number.keeps = true;
   return {seed(comm::pack(b)), seed(comm::pack({}))};
 }
 

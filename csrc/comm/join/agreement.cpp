@@ -22,8 +22,27 @@ void note_ranks_here(const std::vector<RankBlob> &ranks, const RankBlob &mine) {
   std::vector<int> here;
   for (size_t r = 0; r < ranks.size(); ++r)
     if (ranks[r].info.process == mine.info.process && ranks[r].info.host == mine.info.host)
-      here.push_back(static_cast<int>(r));
+      here.push_back(ranks[r].number.slot);
   note_log_ranks(here, LogRanks::All);
+}
+
+// Of rank `r` against the ranks before it. Where some ranks keep their numbers and others close the gaps, they are named as they were before.
+void compare_numbers(const std::vector<RankBlob> &ranks, size_t r) {
+  const SlotOffer &first = ranks[0].number, &before = ranks[r - 1].number, &mine = ranks[r].number;
+  const auto named = [](const SlotOffer &b) { return b.was < 0 ? b.slot : b.was; };
+  if (mine.keeps != first.keeps && mine.was >= 0 && first.was >= 0) {
+    const auto wants = [](const SlotOffer &b) {
+      return b.keeps ? "keep their numbers" : "are numbered without gaps (dense)";
+    };
+    fail(Code::Mismatch, "on rank {} the ranks {}, on rank {} they {}: give all ranks the same `dense`", named(first),
+         wants(first), named(mine), wants(mine));
+  }
+  if (mine.slots != first.slots || mine.slot <= before.slot)
+    fail(
+        Code::Mismatch,
+        "ranks that met here number the communicator in two ways: rank {} of {}, and rank {} of {}; give all ranks the same "
+        "list, in the same order",
+        mine.slots != first.slots ? first.slot : before.slot, first.slots, mine.slot, mine.slots);
 }
 
 // Every rank must be able to take part, run the same protocol, and have the same settings of those that must agree. The text names the rank that
@@ -34,22 +53,23 @@ void compare(const std::vector<RankBlob> &ranks) {
   for (size_t r = 1; r < ranks.size(); ++r) {
     if (ranks[r].protocol != ranks[0].protocol)
       fail(Code::Mismatch,
-           "rank 0 speaks protocol version {}, rank {} version {}; install the same version of Isthmus everywhere",
-           ranks[0].protocol, r, ranks[r].protocol);
+           "rank {} speaks protocol version {}, rank {} version {}; install the same version of Isthmus everywhere",
+           ranks[0].number.slot, ranks[0].protocol, ranks[r].number.slot, ranks[r].protocol);
     if (ranks[r].members != ranks[0].members || (!ranks[0].members.empty() && ranks[r].name != ranks[0].name)) {
       const auto said = [](const RankBlob &b) {
         return formatted("'{}' of {}", b.name, b.members.empty() ? "unnamed members" : b.members);
       };
-      fail(Code::Mismatch,
-           "ranks that met here are not of one communicator: rank 0 is to make {}; rank {} is to make {}. Look at the calls "
-           "that make groups (new_group, shrink, init): every rank has to make them in the same order, with the same ranks "
-           "in "
-           "the same order",
-           said(ranks[0]), r, said(ranks[r]));
+      fail(
+          Code::Mismatch,
+          "ranks that met here are not of one communicator: rank {} is to make {}; rank {} is to make {}. Look at the calls "
+          "that make groups (new_group, shrink, init): every rank has to make them in the same order, with the same ranks "
+          "in "
+          "the same order",
+          ranks[0].number.slot, said(ranks[0]), ranks[r].number.slot, said(ranks[r]));
     }
+    compare_numbers(ranks, r);
     if (ranks[r].settings != ranks[0].settings)
-      fail(Code::Mismatch, "settings that must be equal on all ranks differ: {}",
-           differing(ranks[0].settings, ranks[r].settings, r));
+      fail(Code::Mismatch, "settings that must be equal on all ranks differ: {}", differing(ranks[0], ranks[r]));
   }
 }
 
@@ -86,7 +106,7 @@ void note_missing_profiles(const topology::Topology &t, const std::string &name)
   const topology::RankInfo &info = t.ranks[static_cast<size_t>(missing)];
   ISTHMUS_WARN(
       "communicator '{}': rank {} ({} on {}) has no profile with its bridge's rates (ISTHMUS_PROFILE): none is used", name,
-      missing, info.device, info.hostname);
+      t.number(missing), info.device, info.hostname);
 }
 
 void refuse_threads(const topology::Topology &t, const topology::Island &g) {
@@ -98,7 +118,7 @@ void refuse_threads(const topology::Topology &t, const topology::Island &g) {
         fail(Code::Unsupported,
              "{}: ranks {} and {} are threads of one process (pid {} on {}), and the library serves one rank a process; "
              "start a process for each rank, or set ISTHMUS_CCL=none",
-             g.ccl, g.ranks[j], g.ranks[i], a.pid, a.hostname);
+             g.ccl, t.number(g.ranks[j]), t.number(g.ranks[i]), a.pid, a.hostname);
     }
 }
 
@@ -138,6 +158,7 @@ Agreement agree(const Invitation &invitation, const Offer &offer) {
   a.bridge = bridge_of(invitation.settings);
   for (const RankBlob &r : a.ranks) {
     a.infos.push_back(r.info);
+    a.infos.back().slot = r.number.slot;
     if (!r.endpoint.tcp.empty()) a.infos.back().address = net::split_host_port(r.endpoint.tcp.front()).host;
   }
   a.map = make_map(a.infos, a.bridge, invitation.settings, invitation.parent || invitation.grown ? MapOf::Part : MapOf::Job);

@@ -34,6 +34,8 @@ struct Agreement {
   process::Carrier carrier() const noexcept {
     return bridge == topology::Bridge::Ucx ? process::Carrier::Ucx : process::Carrier::Tcp;
   }
+  // The number by which people know the rank in the new communicator.
+  int number(size_t rank) const noexcept { return ranks[rank].number.slot; }
   std::optional<topology::Island> island;  // of this rank, where a library serves it
   bool library_goes_on = false;            // the island keeps the library's communicator that it has; its ranks decide alike
   Rollback key;                            // the job's: the mesh takes connections of peers that prove the key

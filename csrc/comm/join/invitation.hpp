@@ -51,6 +51,10 @@ struct Invitation {
   bootstrap::Exchange &exchange;  // among the ranks of the new communicator
   Deadline deadline;
   bool grown = false;  // from a communicator of which this rank has not been a member
+  int slot = -1,
+      slots = -1;      // this rank's number for people, and how many numbers there are; -1: as many as ranks, without holes
+  bool keeps = false;  // it is asked that ranks keep their numbers
+  int number() const noexcept { return slot < 0 ? rank : slot; }
 };
 
 }  // namespace isthmus::comm::join

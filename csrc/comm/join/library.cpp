@@ -56,7 +56,8 @@ void join_library(const Invitation &invitation, const Offer &offer, const Agreem
     } catch (const Error &e) {
       for (const int q : island.ranks)
         if (const auto *peer = wiring.processes[static_cast<size_t>(q)]; peer && peer->lost.load())
-          throw Error(Code::PeerLost, formatted("{}; rank {} is gone: {}", e.text(), q, peer->lost_text()));
+          throw Error(Code::PeerLost, formatted("{}; rank {} is gone: {}", e.text(),
+                                                agreement.number(static_cast<size_t>(q)), peer->lost_text()));
       if (versions.empty()) throw;
       throw Error(e.code(), formatted("{}; {}: install one version on all", e.text(), versions));
     }

@@ -52,6 +52,10 @@ RankBlob describe(const Invitation &invitation) {
   mine.name = invitation.name;
   mine.members = invitation.members;
   mine.leader_bytes = given_leader_bytes(settings);
+  mine.number.slot = invitation.number();
+  mine.number.slots = invitation.slots < 0 ? invitation.world : invitation.slots;
+  mine.number.was = invitation.parent ? invitation.parent->info.slot : -1;
+  mine.number.keeps = invitation.keeps;
   mine.epoch = random32();
   mine.key = invitation.parent ? invitation.parent->key : bootstrap::random_bytes16();
   return mine;

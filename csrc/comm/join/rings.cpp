@@ -97,7 +97,7 @@ void fix_rings(rank::Rank &local, Terms &terms, const RingsSetup &setup) {
     terms.lose(context, local.id().name, Terms::kNoRecvSlots,
                formatted("no receive slots for messages on rank {}, whose staging memory has no room for them "
                          "(ISTHMUS_STAGING_BYTES): processors copy messages of device memory, two copies more of each byte",
-                         fewest));
+                         local.id().number(fewest)));
   const RingPlace &mine = place_of(local.id().rank);
   local.messages().slots().fix(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots));
   local.messages().sends().fix(slots_there(local, setup, rings));

@@ -74,6 +74,9 @@ void share_no_memory(Making &m, Attempts &attempt) {
 
 void settle_terms(Making &m) {
   Terms &terms = m.terms;
+  std::vector<int> members;
+  for (const RankBlob &rank : m.agreement.ranks) members.push_back(rank.number.slot);
+  terms.numbering = Numbering(std::move(members), m.agreement.ranks[0].number.slots);
   terms.choose_leader_bytes(m.agreement.ranks, m.map.topology);
   terms.libraries = topology::has_libraries(m.map.topology);
   terms.devices = topology::has_devices(m.map.topology);
@@ -201,7 +204,7 @@ void reach_peer(const Making &m, size_t q, engine::PeerRank &p) {
   if (base && !m.map.streamed(m.invitation.rank, static_cast<int>(q))) {
     const uint64_t at = m.agreement.ranks[q].mailbox, bytes = mailbox_bytes(m.invitation);
     if (at % 64 != 0 || bytes > size || at > size - bytes)
-      fail(Code::Mismatch, "rank {} announced a mailbox outside its shared memory", q);
+      fail(Code::Mismatch, "rank {} announced a mailbox outside its shared memory", m.agreement.number(q));
     p.arena = base;
     p.mail = std::launder(reinterpret_cast<engine::Mailbox *>(base + at));
     p.bell = &link::Arena::doorbell_of(base);
@@ -228,7 +231,8 @@ void reach_peers(Making &m, rank::Rank &local) {
 // What rank `q` has said of its ring. Throws Error(Mismatch) for a ring that is not in its shared memory.
 RingPlace read_place(const Making &m, size_t q, const Blob &theirs, uint64_t part) {
   RingPlace p;
-  if (theirs.size() != sizeof p) fail(Code::Mismatch, "init of '{}': rank {} sent no place of a ring", m.invitation.name, q);
+  if (theirs.size() != sizeof p)
+    fail(Code::Mismatch, "init of '{}': rank {} sent no place of a ring", m.invitation.name, m.agreement.number(q));
   std::memcpy(&p, theirs.data(), sizeof p);
   const auto *process = m.wiring.processes[q];
   const size_t size = process ? process->arena.size() : m.context().arena().bytes();
@@ -236,7 +240,7 @@ RingPlace read_place(const Making &m, size_t q, const Blob &theirs, uint64_t par
   const uint64_t behind = p.slots <= messages::kMostRecvSlots ? others * p.slots * part : size;
   if (p.offset % 4096 != 0 || p.bytes > size || behind > size - p.bytes || p.room < p.bytes + behind || p.room > size ||
       p.offset > size - p.room)
-    fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", q);
+    fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", m.agreement.number(q));
   return p;
 }
 
@@ -255,7 +259,7 @@ void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, 
     fix_rings(local, m.terms,
               {invitation.context, std::move(places), std::move(sharing), part, m.offer.device, invitation.deadline, guard});
   } catch (const Error &e) {
-    const std::string text = formatted("init of '{}' on rank {}: {}", invitation.name, invitation.rank, e.text());
+    const std::string text = formatted("init of '{}' on rank {}: {}", invitation.name, invitation.number(), e.text());
     local.core().fail(e.code(), text, process::Tell::Peers);
     throw Error(e.code(), text);
   }
@@ -268,7 +272,7 @@ void note_made(const Making &m, const std::string &library) {
   const int64_t streams = m.invitation.settings.integer(Setting::TcpStreams);
   const bool flat = m.map.memory.flat, ucx = m.agreement.carrier() == process::Carrier::Ucx;
   ISTHMUS_INFO("communicator '{}': rank {} of {} on {}{}, {} island{}{}{}, {}{}; tcp streams {}", m.invitation.name,
-               m.invitation.rank, m.invitation.world, mine.hostname,
+               m.invitation.number(), m.offer.blob.number.slots, mine.hostname,
                device.host() ? "" : formatted(", {} ({})", device.text(), mine.device_name), islands,
                islands == 1 ? "" : "s", mine.island.empty() ? "" : " (this rank: " + mine.island + ")", library,
                flat  ? "all in shared memory"

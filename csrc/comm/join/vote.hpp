@@ -31,7 +31,7 @@ class Attempts {
 
  private:
   void note(Code code, const std::string &why) {
-    trouble_ = {code, formatted("init of '{}' on rank {}: {}", invitation_.name, invitation_.rank, why)};
+    trouble_ = {code, formatted("init of '{}' on rank {}: {}", invitation_.name, invitation_.number(), why)};
   }
   const Invitation &invitation_;
   Status trouble_;

@@ -84,12 +84,14 @@ void read_ballots(const Invitation &invitation, const Agreement &agreement, std:
     Blob &extra = ballots[q].extra;
     uint64_t theirs = 0;
     if (extra.size() < sizeof theirs)
-      fail(Code::Mismatch, "init of '{}': rank {} did not say what staging memory it has", invitation.name, q);
+      fail(Code::Mismatch, "init of '{}': rank {} did not say what staging memory it has", invitation.name,
+           agreement.number(q));
     std::memcpy(&theirs, extra.data(), sizeof theirs);
     wiring.least_staging = std::min(wiring.least_staging, theirs);
     if (agreement.island && static_cast<size_t>(agreement.island->ranks[0]) == q)
       wiring.library_id.assign(extra.begin() + sizeof theirs, extra.end());
-    if (ballots[q].vote == Ballot::Vote::NoMemory) without += formatted("{}{}", without.empty() ? "" : ", ", q);
+    if (ballots[q].vote == Ballot::Vote::NoMemory)
+      without += formatted("{}{}", without.empty() ? "" : ", ", agreement.number(q));
   }
   wiring.all_share_memory = without.empty();
   if (!wiring.all_share_memory && agreement.bridge == topology::Bridge::Shm)
@@ -105,12 +107,12 @@ void read_ballots(const Invitation &invitation, const Agreement &agreement, std:
 class WatchOverPeers {
  public:
   WatchOverPeers(const Invitation &invitation, const Agreement &agreement, const Wiring &wiring, const Status &own)
-      : name_(invitation.name), rank_(invitation.rank) {
+      : name_(invitation.name), rank_(invitation.number()) {
     if (own.code == Code::PeerLost) own_ = own;
     for (size_t q = 0; q < wiring.processes.size(); ++q) {
       const topology::RankInfo &theirs = agreement.ranks[q].info;
       if (const auto *process = wiring.processes[q])
-        peers_.push_back({process, formatted("rank {} (pid {} on {})", q, theirs.pid, theirs.hostname)});
+        peers_.push_back({process, formatted("rank {} (pid {} on {})", agreement.number(q), theirs.pid, theirs.hostname)});
     }
   }
   Status operator()() {
@@ -155,7 +157,8 @@ bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreemen
     return &invitation.context->links().connect(theirs.endpoint, agreement.ranks[0].key, reach == Reach::MemoryToo,
                                                 map.streamed(invitation.rank, q) ? &streams : nullptr, invitation.deadline);
   } catch (const Error &e) {  // the mesh names a process, and users know ranks
-    throw Error(e.code(), formatted("rank {} (pid {} on {}): {}", q, theirs.info.pid, theirs.info.hostname, e.text()));
+    throw Error(e.code(), formatted("rank {} (pid {} on {}): {}", theirs.number.slot, theirs.info.pid, theirs.info.hostname,
+                                    e.text()));
   }
 }
 
@@ -165,7 +168,8 @@ void await_links(const Invitation &invitation, const Agreement &agreement, std::
       if (processes[q]) invitation.context->links().await_ucx(*processes[q], invitation.deadline);
     } catch (const Error &e) {
       const topology::RankInfo &theirs = agreement.ranks[q].info;
-      throw Error(e.code(), formatted("rank {} (pid {} on {}): {}", q, theirs.pid, theirs.hostname, e.text()));
+      throw Error(e.code(),
+                  formatted("rank {} (pid {} on {}): {}", agreement.number(q), theirs.pid, theirs.hostname, e.text()));
     }
 }
 

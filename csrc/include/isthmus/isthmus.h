@@ -16,6 +16,11 @@
  *   - Any function may be called from any thread. Calls on ONE communicator from several threads are serialised in an order
  *     that only the caller can make equal on all ranks.
  *   - After an error was returned no thread and no peer touches the buffers. Their content is undefined, but for isthmus_call.keep.
+ *   - A rank is named by its number: 0 to size - 1, without gaps, but where isthmus_comm_shrink_slots or isthmus_comm_reconfigure_slots
+ *     has left holes. Then a rank's number is its slot. All arguments, results, texts and reports have slots; a root or peer that is a
+ *     hole is ISTHMUS_ERR_ARGUMENT. Buffers with a block for each rank, and arrays of counts and displacements, have one for each slot:
+ *     the block of a hole is neither read nor written. Where displacements are NULL the count of a hole is the room of its block;
+ *     else neither is looked at. AVG divides by the number of ranks.
  *   - A forked child makes communicators of its own. Its parent's handles are of no use there (ISTHMUS_ERR_FORKED), and the
  *     fork does not harm them; destroying or releasing one there does nothing.
  */
@@ -190,6 +195,10 @@ ISTHMUS_API isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, in
  * The new communicator has the timeout that `comm` has now on this rank; so have those that come of split and grow. */
 ISTHMUS_API isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int count, isthmus_shrink_mode mode,
                                                const char *name, isthmus_comm_t *result);
+/* The same, and each rank that is left keeps its slot: the new communicator has as many slots as `comm`, and those of the ranks that are out are
+ * holes. All ranks call this function, or all the other one: else ISTHMUS_ERR_MISMATCH, which names two. isthmus_comm_shrink closes holes. */
+ISTHMUS_API isthmus_result isthmus_comm_shrink_slots(isthmus_comm_t comm, const int *excluded, int count, isthmus_shrink_mode mode,
+                                                     const char *name, isthmus_comm_t *result);
 /* A ticket, by which processes come into this communicator, or into one that is made from it (isthmus_join). Any rank makes one, and the others
  * need not know. *ticket: printable text, to be freed with isthmus_free; who has it may come, and where ISTHMUS_JOB_KEY is set has to
  * have that key too. It is for one isthmus_comm_grow, within `timeout` seconds (0: 600), and while this process lives. A process has at
@@ -199,7 +208,8 @@ ISTHMUS_API isthmus_result isthmus_comm_ticket(isthmus_comm_t comm, double timeo
 ISTHMUS_API isthmus_result isthmus_comm_joiners(isthmus_comm_t comm, const char *ticket, int *count);
 /* Collective: *result has the ranks of `comm` and `newcomers` (1 to 64) processes that come with the ticket; it waits for them up to two
  * thirds of the timeout. slots: which ranks the newcomers are, so many numbers; NULL: those behind the old ranks. The old ranks have the
- * others, in their order. All ranks give the same; name NULL: "<name>/grow". All have the new communicator or none has it, and then
+ * others, in their order. Where `comm` has holes its ranks keep their slots: slots are holes or numbers behind the last slot, NULL: the lowest
+ * holes, then slots behind all others. All ranks give the same; name NULL: "<name>/grow". All have the new communicator or none has it, and then
  * the error says why. It stands beside the operations of `comm`, which goes on and is still to be destroyed. What its processes share
  * (connections, staging memory, devices) serves both. A communicator that has failed, or lost a rank, is shrunk first. */
 ISTHMUS_API isthmus_result isthmus_comm_grow(isthmus_comm_t comm, const char *ticket, int newcomers, const int *slots, const char *name,
@@ -214,12 +224,17 @@ ISTHMUS_API isthmus_result isthmus_comm_grow(isthmus_comm_t comm, const char *ti
  * on all of them, and the text says so. */
 ISTHMUS_API isthmus_result isthmus_comm_reconfigure(isthmus_comm_t comm, const int *excluded, int count, const char *ticket, int newcomers,
                                                     const int *slots);
+/* The same, and each rank that stays keeps its slot; slots that nobody has are holes. Newcomers have the slots that are given, which are
+ * holes or behind the last slot; slots NULL: the lowest holes, then slots behind all others. All ranks call this function, or all the other one: else
+ * ISTHMUS_ERR_MISMATCH, which names two. isthmus_comm_reconfigure closes holes. */
+ISTHMUS_API isthmus_result isthmus_comm_reconfigure_slots(isthmus_comm_t comm, const int *excluded, int count, const char *ticket,
+                                                          int newcomers, const int *slots);
 /* In a process that comes with a ticket: waits until the members let it in. slot: the rank that it wants to be, or -1; refused where a rank
  * lives there or another process has come for it. options: island, bridge, timeout and settings count; the members have chosen the
  * name, and the ranks. */
 ISTHMUS_API isthmus_result isthmus_join(const char *ticket, int slot, const isthmus_options *options, isthmus_comm_t *comm);
 /* Collective over the ranks that live: they agree, whoever is lost meanwhile, also on a communicator that has failed or was aborted.
- * flags: in, this rank's; out, the AND of those of all ranks that are not out. out: a byte for each rank; in, not 0 for a rank without which
+ * flags: in, this rank's; out, the AND of those of all ranks that are not out. out: a byte for each slot, 0 for a hole; in, not 0 for a rank without which
  * this rank wants to go on (it may live, but not answer); out, 1 for those with which the ranks do not go on, that are gone or were named.
  * The same answer on all ranks that get one. A rank that is out, and lives, gets ISTHMUS_ERR_ABORTED and takes part in no more agreements.
  * ISTHMUS_ERR_TIMEOUT: a rank has not called. ISTHMUS_ERR_PEER_LOST: the ranks that are left are no more than half of those that were not
@@ -246,8 +261,11 @@ ISTHMUS_API isthmus_result isthmus_comm_revoke(isthmus_comm_t comm, const char *
 ISTHMUS_API isthmus_result isthmus_comm_error(isthmus_comm_t comm); /* ISTHMUS_OK, or why it can no longer be used (text: last_error) */
 ISTHMUS_API isthmus_result isthmus_comm_set_timeout(isthmus_comm_t comm, double seconds);
 ISTHMUS_API double isthmus_comm_timeout(isthmus_comm_t comm); /* in seconds, as given at first or set last; < 0: a bad handle */
-ISTHMUS_API int isthmus_comm_rank(isthmus_comm_t comm);
-ISTHMUS_API int isthmus_comm_size(isthmus_comm_t comm);
+ISTHMUS_API int isthmus_comm_rank(isthmus_comm_t comm); /* its slot, where there are holes; < 0: a bad handle */
+ISTHMUS_API int isthmus_comm_size(isthmus_comm_t comm); /* the number of slots: of ranks and of holes; < 0: a bad handle */
+/* The slots that have a rank. Returns how many, which is the number of ranks, and writes at most `most` of them, ascending; slots may be NULL.
+ * < 0: a bad handle, and isthmus_last_error() says why. Local, any thread. */
+ISTHMUS_API int isthmus_comm_members(isthmus_comm_t comm, int *slots, int most);
 ISTHMUS_API int isthmus_comm_device(isthmus_comm_t comm); /* the number of the device that this rank works on; -1: the host */
 /* 1: no stream of that device waits for the host, so a call that gives a stream returns when what it waits for has come, and one thread that
  * makes the calls of several such ranks in one group waits for itself. */

@@ -124,7 +124,7 @@ Blocks blocks_of(const topology::Topology &t, const Operation &op, int rank) {
     case Collective::Send:
     case Collective::Recv: break;
   }
-  const uint64_t gap = varies(op.request.collective) ? 3 * dtype_size(op.request.dtype) : 0;
+  const uint64_t gap = varies(op.request.collective) || op.request.apart ? 3 * dtype_size(op.request.dtype) : 0;
   place(b.input_bytes, gap, b.input_displ);
   place(b.output_bytes, gap, b.output_displ);
   return b;

@@ -12,7 +12,7 @@ bool varies(plan::Collective c);
 // Whether a group's library must not sum the numbers as they are: their sum may be out of the dtype's range, and the average is in it.
 bool overflows(const plan::Request &r, size_t groups);
 
-// Sizes and places of the blocks of one rank's buffers, as plan.hpp lists them. v-blocks get gaps between them.
+// Sizes and places of the blocks of one rank's buffers, as plan.hpp lists them. v-blocks, and blocks that lie apart, get gaps between them.
 struct Blocks {
   std::vector<uint64_t> input_displ, input_bytes, output_displ, output_bytes;
   plan::Operands operands() const { return {input_displ, input_bytes, output_displ, output_bytes}; }
