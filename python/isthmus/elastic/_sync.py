@@ -29,8 +29,8 @@ NEW = -1  # the number of a rank that has none yet
 _HELLO = struct.Struct("<QqqIIB")
 _REFUSAL = 400  # bytes of a rank's reason
 _TIMES = 2  # that a tensor is sent
-# A tensor travels in pieces. Where a process of the job has other operations in flight, pieces are short, and take a tenth of
-# the time.
+# A tensor travels in pieces. Where a process of the job has other operations in flight, pieces are short, and take a
+# tenth of the time.
 _SHORT, _LONG, _SHARE = 256 << 10, 8 << 20, 10
 _MOST_PAUSE, _LOOK = 5.0, 0.05  # seconds; whether the communicator has failed is looked at meanwhile
 
