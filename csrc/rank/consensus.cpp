@@ -1,5 +1,6 @@
 #include "rank/consensus.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/assert.hpp"
@@ -93,7 +94,7 @@ Consensus::Consensus(int rank, int world, RankSet members)
       suspicions_(world, std::move(members)),
       heard_(world),
       accepted_verdict_{0, RankSet(world)},
-      party_(world),
+      party_{RankSet(world), RankSet(world)},
       proposed_{0, RankSet(world)} {
   ISTHMUS_ASSERT(suspicions_.member(rank), "who takes part in an agreement is a member");
 }
@@ -145,7 +146,7 @@ void Consensus::gone(int rank, Gone how) {
   if (how == Gone::Left) suspicions_.add_left(rank);
   if (!suspicions_.add_gone(rank_, rank)) return step();
   // The leader may have told this rank and not the others.
-  if (verdict_) return say_all(word_of_verdict(Kind::Decide, 0, *verdict_), true);
+  if (verdict_) return say_all(word_of_verdict(Kind::Decide, 0, *verdict_));
   if (mine_) tell_suspects();
   step();
 }
@@ -157,7 +158,10 @@ void Consensus::hear(int from, const Saying &word) {
     return;
   }
   // Whom this rank does not wait for does not lead. Else two ranks that have lost each other could overtake each other again and again.
-  if (word.kind == Kind::Prepare && suspected().has(from)) return;
+  if (word.kind == Kind::Prepare && suspected().has(from)) {
+    put_off_ = std::max(put_off_, word.ballot);
+    return;
+  }
   if (word.kind == Kind::Suspect || word.kind == Kind::Prepare || word.kind == Kind::Propose) heard_.add(from);
   hear_one(from, word);
   if (verdict_) tell_those_out();
@@ -183,7 +187,12 @@ void Consensus::hear_one(int from, const Saying &word) {
       if (leading_ == Leading::Proposes && word.ballot == ballot_) accepts_.insert_or_assign(from, word);
       break;
     case Kind::Decide: verdict_ = Verdict{word.flags, word.ranks}; break;
-    case Kind::Overtaken: on_overtaken(word); break;
+    case Kind::Overtaken:
+      if (word.ballot <= promised_) break;
+      promised_ = word.ballot;
+      promised_to_say_ = 0;  // who leads by that ballot has not asked this rank, or its question is on the way
+      leading_ = Leading::No;
+      break;
     case Kind::TooFew: too_few_ = mine_.has_value(); break;
   }
 }
@@ -191,6 +200,9 @@ void Consensus::hear_one(int from, const Saying &word) {
 void Consensus::on_prepare(int from, const Saying &word) {
   if (word.ballot < promised_) return answer(from, word_of(Kind::Overtaken, promised_));
   if (word.ballot > promised_ && from != rank_) leading_ = Leading::No;
+  // Who has asked before, and has no answer yet, would wait for it.
+  if (promised_to_say_ != 0 && promised_to_say_ < word.ballot)
+    answer(owner_of(promised_to_say_, world_), word_of(Kind::Overtaken, word.ballot));
   promised_ = promised_to_say_ = word.ballot;
 }
 
@@ -200,13 +212,6 @@ void Consensus::on_propose(int from, const Saying &word) {
   promised_to_say_ = 0;
   accepted_verdict_ = {word.flags, word.ranks};
   answer(from, word_of(Kind::Accept, word.ballot));
-}
-
-void Consensus::on_overtaken(const Saying &word) {
-  if (word.ballot <= promised_) return;
-  promised_ = word.ballot;
-  promised_to_say_ = 0;  // who leads by that ballot has not asked this rank, or its question is on the way
-  leading_ = Leading::No;
 }
 
 // ---- what follows --------------------------------------------------------------------------------------------------------------------
@@ -222,7 +227,25 @@ void Consensus::promise() {
   answer(owner_of(ballot, world_), std::move(word));
 }
 
+// What is known of the suspicions changes. Where a lower rank's word ends that of another one, a rank is waited for again. Its question is answered
+// then, and it is asked.
+void Consensus::catch_up() {
+  if (put_off_ != 0 && !suspected().has(owner_of(put_off_, world_))) {
+    const int from = owner_of(put_off_, world_);
+    heard_.add(from);
+    on_prepare(from, word_of(Kind::Prepare, std::exchange(put_off_, 0)));
+  }
+  if (leading_ != Leading::Collects) return;
+  const RankSet in = suspicions_.live();
+  for (int q = 0; q < world_; ++q)
+    if (in.has(q) && !party_.asked.has(q)) {
+      party_.asked.add(q);
+      say(q, word_of(Kind::Prepare, ballot_));
+    }
+}
+
 void Consensus::step() {
+  if (!verdict_) catch_up();
   if (verdict_ || (!mine_ && leading_ != Leading::Proposes)) return;
   if (mine_ && promised_to_say_ != 0) promise();
   const RankSet in = suspicions_.live();
@@ -237,14 +260,19 @@ void Consensus::step() {
   else if (leading_ == Leading::Proposes) {
     RankSet awaited(world_), with(world_);
     for (int q = 0; q < world_; ++q)
-      if (party_.has(q) && in.has(q)) awaited.add(q);
+      if (party_.promised.has(q) && in.has(q)) awaited.add(q);
     if (!all_have_said(accepts_, awaited, world_)) return;
     for (const auto &[q, word] : accepts_) with.add(q);
     bool alone = true;
     for (const auto &[q, word] : promises_) alone = alone && word.alone;
-    if (!alone && !suspicions_.enough(with, accepted_before_)) return give_up();
+    if (!alone && !suspicions_.enough(with, accepted_before_)) {
+      // Whom another rank suspects, and not this one, may still accept. It has been asked.
+      for (int q = 0; q < world_; ++q)
+        if (party_.promised.has(q) && !with.has(q) && !suspicions_.by(rank_).has(q)) return;
+      return give_up();
+    }
     verdict_ = proposed_;
-    say_all(word_of_verdict(Kind::Decide, 0, *verdict_), true);
+    say_all(word_of_verdict(Kind::Decide, 0, *verdict_));
   }
 }
 
@@ -253,9 +281,10 @@ void Consensus::lead() {
   ballot_ = ballot_after(std::max(promised_, ballot_), rank_, world_);
   promises_.clear();
   accepts_.clear();
-  const Saying word = word_of(Kind::Prepare, ballot_);
-  say_all(word, false);
-  hear_one(rank_, word);
+  party_.asked = RankSet(world_);
+  party_.asked.add(rank_);
+  catch_up();
+  hear_one(rank_, word_of(Kind::Prepare, ballot_));
   promise();
   step();
 }
@@ -275,7 +304,7 @@ void Consensus::propose() {
   }
   accepted_before_ = newest != 0;
   if (!alone && !suspicions_.enough(with, accepted_before_)) return give_up();
-  party_ = with;
+  party_.promised = with;
   if (newest == 0) {
     const RankSet out = suspected();
     for (int q = 0; q < world_; ++q) {
@@ -291,16 +320,18 @@ void Consensus::propose() {
   step();
 }
 
-// The leader may have no way to them.
+// The leader may have no way to them, nor to those whom it suspects and the verdict does not leave out: one that an earlier leader has proposed.
 void Consensus::tell_those_out() {
+  RankSet whom = suspected();
+  whom.add(verdict_->out);
   for (int q = 0; q < world_; ++q)
-    if (suspicions_.member(q) && q != rank_ && verdict_->out.has(q)) say(q, word_of_verdict(Kind::Decide, 0, *verdict_));
+    if (suspicions_.member(q) && q != rank_ && whom.has(q)) say(q, word_of_verdict(Kind::Decide, 0, *verdict_));
 }
 
 void Consensus::give_up() {
   leading_ = Leading::No;
   too_few_ = true;
-  say_all(word_of(Kind::TooFew, 0), true);
+  say_all(word_of(Kind::TooFew, 0));
 }
 
 // ---- what goes out -------------------------------------------------------------------------------------------------------------------
@@ -308,15 +339,14 @@ void Consensus::give_up() {
 void Consensus::tell_suspects() {
   Saying word = word_of(Kind::Suspect, 0);
   word.ranks = suspicions_.by(rank_);
-  say_all(word, true);
+  say_all(word);
 }
 
 void Consensus::say(int to, Saying word) { out_.push_back({to, std::move(word)}); }
 
-void Consensus::say_all(const Saying &word, bool suspected_too) {
-  const RankSet out = suspected();
+void Consensus::say_all(const Saying &word) {
   for (int q = 0; q < world_; ++q)
-    if (suspicions_.member(q) && q != rank_ && (suspected_too || !out.has(q))) say(q, word);
+    if (suspicions_.member(q) && q != rank_) say(q, word);
 }
 
 std::vector<Consensus::Addressed> Consensus::take_words() { return std::exchange(out_, {}); }

@@ -121,13 +121,13 @@ class Consensus {
 
   void say(int to, Saying word);
   void tell_suspects();
-  void say_all(const Saying &word, bool suspected_too);
+  void say_all(const Saying &word);
   void answer(int to, Saying word) { to == rank_ ? hear_one(to, word) : say(to, std::move(word)); }
   void hear_one(int from, const Saying &word);
   void on_prepare(int from, const Saying &word);
   void on_propose(int from, const Saying &word);
-  void on_overtaken(const Saying &word);
   void promise();
+  void catch_up();
   void step();
   void lead();
   void propose();
@@ -140,13 +140,17 @@ class Consensus {
   // As one that accepts.
   uint64_t promised_ = 0, promised_to_say_ = 0;  // the ballot of which Promise is still to be said; 0: none
   uint64_t accepted_ = 0;
-  RankSet heard_;  // who has called the agreement, by words that came since this rank's last call failed
+  uint64_t put_off_ = 0;  // the newest ballot of a leader for which this rank did not wait when it asked; 0: none
+  RankSet heard_;         // who has called the agreement, by words that came since this rank's last call failed
   Verdict accepted_verdict_;
   // As the leader.
   Leading leading_ = Leading::No;
   uint64_t ballot_ = 0;
   std::map<int, Saying> promises_, accepts_;
-  RankSet party_;  // who has promised, when the verdict was proposed
+  struct {
+    RankSet asked;     // for a promise by that ballot
+    RankSet promised;  // who had promised when the verdict was proposed
+  } party_;
   Verdict proposed_;
   bool accepted_before_ = false;  // the verdict that is proposed is of an earlier ballot
   // As one that learns.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -242,6 +243,29 @@ TEST(Consensus, WhereTheWayBetweenTwoIsCutTheHigherOneIsLeftOutAndHearsItFromATh
   for (int r = 0; r < 3; ++r) w.contribute(r, 1);
   w.drain();
   for (int r = 0; r < 3; ++r) EXPECT_EQ(w.verdict(r), (Verdict{1, set_of(3, {1})})) << r;
+}
+
+// A rank that has heard the higher one's word first takes the lower one for lost, and leads. Then it hears the lower one's word.
+TEST(Consensus, AllGoOnWhereTwoLoseEachOtherInWhateverOrderTheyHearOfIt) {
+  for (unsigned seed = 0; seed < 5000; ++seed) {
+    std::mt19937_64 random(seed);
+    World w(3 + seed % 4);
+    std::vector<int> order(static_cast<size_t>(w.size));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    const int one = order[0], other = order[1];
+    std::shuffle(order.begin(), order.end(), random);
+    w.cut(one, other);
+    for (const int r : order) {
+      for (int moves = std::uniform_int_distribution<int>(0, 6)(random); moves > 0; --moves) w.move(random);
+      w.contribute(r, 1);
+    }
+    w.run(random);
+    check(w, "seed " + std::to_string(seed));
+    for (int r = 0; r < w.size; ++r) ASSERT_TRUE(w.verdict(r)) << "seed " << seed << ", rank " << r;
+    const RankSet &out = w.verdict(0)->out;  // nobody: the cut was known too late
+    ASSERT_TRUE(out.count() == 0 || out == set_of(w.size, {one}) || out == set_of(w.size, {other})) << "seed " << seed;
+  }
 }
 
 TEST(Consensus, ThoseThatHaveLeftWithoutAnAnswerMayGoOnElsewhereSoTheLastOneDoesNot) {

@@ -666,7 +666,11 @@ class Set:
                 raise Failed(f"an operation ended in {told}")
         got = self.all_try(self.members, "shrink", failed=[])
         left = [each for each, (kind, _) in zip(self.members, got, strict=True) if kind == "done"]
-        (out,) = [each for each in self.members if each not in left] or [None]
+        without = [each for each in self.members if each not in left]
+        if len(without) > 1:
+            said = "; ".join(f"{each.rank}: {told}" for each, told in zip(self.members, got, strict=True))
+            raise Failed(f"more than one is out behind a cut: {said}")
+        (out,) = without or [None]
         if out not in (one, other):
             raise Failed(f"after a cut between processes {one.rank} and {other.rank} not one of them is out: {got}")
         value = got[self.members.index(out)][1]
