@@ -74,6 +74,9 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
   };
   const Withdrawal withdrawal{consensus};
   int64_t few_since = 0;
+  const int64_t begun = now_ns();
+  int waits_for = consensus.leader();
+  int64_t since = begun;
   for (bool first = true;; first = false) {
     const Outgoing words = take_words(number);
     if (!words.empty()) {
@@ -86,11 +89,18 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
       while (saying_ != 0) changed_.wait(lock);
       return finish(number);
     }
+    if (waits_for != consensus.leader()) {
+      waits_for = consensus.leader();
+      since = now_ns();
+    }
     if (!consensus.too_few()) few_since = 0;
     else if (few_since == 0) few_since = now_ns();
     const bool waits = few_since != 0 && now_ns() - few_since < kNewsNs && news_may_come(consensus);
     if (consensus.too_few() && !waits) fail_too_few(number, consensus.suspected());
-    if (deadline.passed()) fail_late(number, consensus);
+    if (deadline.passed()) {
+      if (2 * (now_ns() - since) < now_ns() - begun) fail_early(number, consensus);
+      fail_late(number, consensus);
+    }
     if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", name(number));
     if (!first) {
       lock.unlock();
@@ -140,6 +150,13 @@ void RankAgreement::fail_too_few(uint64_t number, const RankSet &out) const {
                         "and go on where this rank does not hear of it; to go on all the same, allow a minority",
                         name(number), list_of(out, core_.id)),
               out.list());
+}
+
+// Those whom it waits for had no fair time to answer: they are not to be taken for lost.
+void RankAgreement::fail_early(uint64_t number, const Consensus &consensus) const {
+  const int leader = consensus.leader();
+  fail(Code::Timeout, "{}: {} has begun to lead the agreement only just before the end of this rank's time: call again",
+       name(number), leader < 0 ? "a rank" : core_.id.text(leader));
 }
 
 void RankAgreement::fail_late(uint64_t number, const Consensus &consensus) const {

@@ -28,8 +28,8 @@ class RankAgreement {
   // of some rank names in `suspects`. The same on all ranks that get an answer.
   //   `alone`  the ranks may go on where they are no more than half; the same on all of them
   //   `ended`  is called now and then while the agreement waits; the call ends with what is not OK
-  // Throws Error(Timeout): a rank has not called, or does not answer; with the ranks of Consensus::unanswered(). Error(PeerLost), with those that
-  // are out of reach: the ranks that are left are no more than half.
+  // Throws Error(Timeout): a rank has not called, or does not answer; with the ranks of Consensus::unanswered(), unless the rank that leads leads for
+  // less than half of this call's time: then with none. Error(PeerLost), with those that are out of reach: the ranks that are left are no more than half.
   // Error(Aborted): this rank is out, or the communicator was destroyed here. Error(Interrupted).
   Verdict agree(uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline,
                 const std::function<Status()> &ended = {});
@@ -55,6 +55,7 @@ class RankAgreement {
   void said();
   std::string name(uint64_t number) const;
   [[noreturn]] void fail_too_few(uint64_t number, const RankSet &out) const;
+  [[noreturn]] void fail_early(uint64_t number, const Consensus &consensus) const;
   [[noreturn]] void fail_late(uint64_t number, const Consensus &consensus) const;
   void check_in(uint64_t number) const ISTHMUS_REQUIRES(mutex_);
 

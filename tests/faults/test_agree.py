@@ -49,6 +49,38 @@ def test_all_survivors_get_the_same_answer_and_go_on(zygote: Zygote, shape: str,
         assert results(left) == [("PeerLostError", (0b110, victims), (len(left), "job/shrink", whole))] * len(left)
 
 
+def test_who_came_to_lead_late_in_its_call_names_nobody(zygote: Zygote, shape: str) -> None:
+    """Rank 3 names rank 0 when three quarters of rank 1's time are over. Then rank 1 leads, and has hardly asked rank 2."""
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        limit = patient(4)  # a deadline is the subject
+        if me.rank == 0:
+            return me.hear()
+        late = None
+        if me.rank == 1:
+            me.send("calls")
+            late = me.caught(lambda: comm.agree(timeout=limit))
+            me.send("late")
+        else:
+            me.hear()
+        if me.rank == 3:
+            time.sleep(0.75 * limit)
+        answer = comm.agree(7 - me.rank, failed=[0] if me.rank == 3 else [], timeout=DEADLINE)
+        return answer, late and (late["kind"], late["ranks"])
+
+    with job(zygote, 4, body, shape) as ranks:
+        ranks[1].expect("calls")
+        ranks[3].tell("call")
+        ranks[1].expect("late")
+        ranks[2].tell("call")
+        found = results(ranks[1:])
+        assert [answer for answer, _ in found] == [(6 & 5 & 4, [0])] * 3
+        assert [late for _, late in found] == [("TimeoutError", ()), None, None]
+        ranks[0].tell("end")
+        ranks[0].result()
+
+
 def test_a_rank_that_is_stopped_is_named_left_out_and_hears_it_when_it_goes_on(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
         comm = me.init()
