@@ -75,6 +75,8 @@ class Peer {  // another process. Lives as long as the mesh.
   std::vector<UniqueFd> data;
   Bytes16 token{};                        // that every data connection of the two processes shows
   std::atomic<int64_t> last_heard_ns{0};  // monotonic time of the last control message or heartbeat
+  // Since when the process speaks for certain, also where its first heartbeat has not come: it has made a communicator with this one. 0: not yet.
+  std::atomic<int64_t> speaks_since_ns{0};
   std::atomic<bool> lost{false};
   // Whoever works with the peer, or with its memory, holds a copy. A peer that is lost and that nobody holds is let go of.
   const std::shared_ptr<const void> hold = std::make_shared<char>();

@@ -311,9 +311,11 @@ void Mesh::State::leave_out_the_silent() {
   for (uint32_t i = 0; Peer *peer = find(i); ++i) {
     Peer::State &p = *peer->state_;
     const auto silent = [&] {
-      // Until its first heartbeat the peer has not taken up the connection: init's deadline is for that.
-      return p.interval_ns != 0 && !peer->lost.load(std::memory_order_relaxed) &&
-             losses.silence.over(peer->last_heard_ns.load(std::memory_order_relaxed), p.interval_ns, now_ns());
+      // Until its first heartbeat, or the end of an init with it, the peer may not have taken up the connection: init's deadline is for that.
+      const int64_t since = peer->speaks_since_ns.load(std::memory_order_acquire);
+      if ((p.interval_ns == 0 && since == 0) || peer->lost.load(std::memory_order_relaxed)) return false;
+      return losses.silence.over(std::max(peer->last_heard_ns.load(std::memory_order_relaxed), since),
+                                 p.interval_ns != 0 ? p.interval_ns : heartbeat_ns, now_ns());
     };
     if (silent()) on_readable(*peer);  // what has come and was not read yet
     if (!silent() || losses.has_ended(*peer)) continue;

@@ -72,6 +72,8 @@ std::shared_ptr<Communicator> Communicator::make(const join::Invitation &invitat
   // destroy() gives these back from now on.
   seat.leave.keep();
   agreement.key.keep();
+  for (const auto &peer : comm->local_->peers())
+    if (int64_t never = 0; peer.process) peer.process->speaks_since_ns.compare_exchange_strong(never, now_ns());
   return comm;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from typing import Any
@@ -54,6 +55,23 @@ def test_a_rank_that_is_stopped_is_lost_without_a_deadline_and_the_others_go_on(
         for kind, text, size, whole, again in results(left):
             assert kind == "PeerLostError" and "rank 2" in text and "has said nothing for" in text, text
             assert (size, whole, again) == (3, 4.0, 4.0)
+
+
+def test_a_process_that_stops_as_soon_as_init_has_returned_is_lost_too(zygote: Zygote, shape: str) -> None:
+    """It may not have sent a heartbeat yet."""
+
+    def body(me: Me) -> Any:
+        comm = me.init(settings=WATCHED, timeout=10_000)
+        if me.rank == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return me.caught(lambda: forever(comm))["kind"]
+        lost = me.caught(lambda: forever(comm))
+        return lost["kind"], total(comm.shrink(), me)
+
+    with job(zygote, 3, body, shape) as ranks:
+        assert results(ranks[:2]) == [("PeerLostError", 1.0)] * 2
+        ranks[2].signal(signal.SIGCONT)
+        assert ranks[2].result() in ("PeerLostError", "AbortedError")
 
 
 def test_what_a_stopped_process_may_still_read_is_not_used_again_before_it_has_ended(zygote: Zygote) -> None:
