@@ -64,7 +64,7 @@ engine::Operation *group_end(bool waits) {
   // Before anything is submitted: a stream may wait for what the group is about to do.
   try {
     for (auto &[comm, op] : ops)
-      if (failure.ok()) by_slots(comm->terms().numbering, [&] { comm->make_ready(*op); });
+      if (failure.ok()) by_slots(comm->terms().numbering, [&of = *comm, &given = *op] { of.make_ready(given); });
   } catch (const Error &e) { failure = e.why(); }
   auto &pool = engine::OperationPool::instance();
   if (!failure.ok()) {

@@ -51,30 +51,38 @@ size_t Arena::reserve_limit() const noexcept {
   return reserve_.bytes();
 }
 
-uint64_t Arena::allocate(ArenaRegion &region, size_t bytes, Fill fill, const char *what) {
-  uint64_t offset = 0;
-  bool dirty = false;  // kept pages have what their last owner wrote
-  {
-    const Lock lock(mutex_);
-    offset = region.allocate(bytes, what);
-    dirty = region.pinned();
-  }
-  if (fill == Fill::Zeros && dirty) std::memset(base() + offset, 0, bytes);
-  return offset;
+Arena::Taken Arena::take(ArenaRegion &region, size_t bytes, const char *what) {
+  return {region.allocate(bytes, what), region.pinned()};
 }
 
-uint64_t Arena::allocate_mailbox(size_t bytes) { return allocate(mailboxes_, bytes, Fill::Zeros, "mailboxes"); }
+uint64_t Arena::allocate_mailbox(size_t bytes) {
+  const Lock lock(mutex_);
+  return take(mailboxes_, bytes, "mailboxes").offset;
+}
 
 uint64_t Arena::allocate_staging(size_t bytes, Fill fill) {
-  return allocate(staging_, bytes, fill, "ISTHMUS_STAGING_BYTES");
+  Taken taken;
+  {
+    const Lock lock(mutex_);
+    taken = take(staging_, bytes, "ISTHMUS_STAGING_BYTES");
+  }
+  if (fill == Fill::Zeros && taken.dirty) std::memset(base() + taken.offset, 0, bytes);
+  return taken.offset;
 }
 
 uint64_t Arena::allocate_beyond(size_t bytes) {
-  return allocate(beyond_, bytes, Fill::Zeros, "memory beyond ISTHMUS_STAGING_BYTES");
+  const Lock lock(mutex_);
+  return take(beyond_, bytes, "memory beyond ISTHMUS_STAGING_BYTES").offset;
 }
 
 uint64_t Arena::allocate_reserve(size_t bytes) {
-  return allocate(reserve_, bytes, Fill::Zeros, "the reserve, as much again as ISTHMUS_STAGING_BYTES");
+  Taken taken;
+  {
+    const Lock lock(mutex_);
+    taken = take(reserve_, bytes, "the reserve, as much again as ISTHMUS_STAGING_BYTES");
+  }
+  if (taken.dirty) std::memset(base() + taken.offset, 0, bytes);
+  return taken.offset;
 }
 
 void Arena::free_mailbox(uint64_t offset) noexcept {

@@ -71,7 +71,11 @@ class Arena {
   void keep_mapped() noexcept { mapping_.keep(); }  // until the process ends
 
  private:
-  uint64_t allocate(ArenaRegion &region, size_t bytes, Fill fill, const char *what);
+  struct Taken {
+    uint64_t offset = 0;
+    bool dirty = false;  // kept pages, which have what their last owner wrote
+  };
+  static Taken take(ArenaRegion &region, size_t bytes, const char *what);
   void release(ArenaRegion &region, uint64_t offset) noexcept ISTHMUS_REQUIRES(mutex_);
 
   UniqueFd fd_;
