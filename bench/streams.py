@@ -1,6 +1,6 @@
 """What the loss of a cable costs where two hosts have two, each with a data stream; writes bench/results/streams.json.
 
-    sudo .venv/bin/python bench/streams.py             # two minutes or so; root, for network namespaces
+    sudo .venv/bin/python bench/streams.py             # some six minutes; root, for network namespaces
     sudo .venv/bin/python bench/streams.py --trials 3  # shows that the program runs
 
 Two network namespaces are the hosts, two pairs of virtual interfaces the cables, each shaped to the rate. Two ranks run
@@ -42,7 +42,8 @@ class Job:
     def __init__(self, hosts: Hosts, mib: int, interfaces: tuple[str, ...]) -> None:
         self.folder = tempfile.TemporaryDirectory()
         names = [",".join(f"{name}{n}" for name in interfaces) for n in (0, 1)]
-        settings = [{"ISTHMUS_INTERFACE": name, "ISTHMUS_TCP_STREAMS": "0"} for name in names]
+        log = f"{self.folder.name}/%r.log"  # nobody reads the ranks' stderr before their end
+        settings = [{"ISTHMUS_INTERFACE": n, "ISTHMUS_TCP_STREAMS": "0", "ISTHMUS_LOG_FILE": log} for n in names]
         self.ranks: list[Process] = hosts.start_on((0, 1), settings, self.folder.name, str(mib), program=RANK)
         self.changes: list[list[Any]] = [[], []]
 

@@ -727,7 +727,8 @@ int isthmus_comm_others_busy(isthmus_comm_t comm) {
   guarded([&] {
     const CallInside inside(comm, "others_busy");
     i::rank::Rank &local = inside->local();
-    for (const auto &rank : local.context().ranks().all()) busy |= rank->index() != local.id().index && rank->has_work();
+    const uint32_t own = local.id().epoch;  // of all ranks of this communicator, those of this process too
+    for (const auto &rank : local.context().ranks().all()) busy |= rank->epoch() != own && rank->has_work();
     return ISTHMUS_OK;
   });
   return busy;

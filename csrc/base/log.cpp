@@ -6,13 +6,18 @@
 #define SPDLOG_FMT_EXTERNAL 1
 #endif
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/sink.h>
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <memory>
 
 #include "base/error.hpp"
@@ -25,8 +30,25 @@ namespace isthmus {
 namespace {
 
 constexpr const char *kFileSetting = "ISTHMUS_LOG_FILE";
+constexpr int kPatienceMs = 200;  // of one line, until somebody reads what is before it
+
+// Writes what fits; -1 and EAGAIN: nothing does. A pipe that has room has room for PIPE_BUF bytes. Other writers may fill it behind the look whether it
+// has, so the kernel is asked not to wait for it, where it can: from Linux 6.5 on.
+ssize_t write_some(int fd, const char *text, size_t bytes) noexcept {
+  struct stat is;
+  const bool pipe = ::fstat(fd, &is) == 0 && S_ISFIFO(is.st_mode);
+  const iovec part{const_cast<char *>(text), pipe ? std::min<size_t>(bytes, PIPE_BUF) : bytes};
+  if (pipe) {
+    const ssize_t n = ::pwritev2(fd, &part, 1, -1, RWF_NOWAIT);
+    if (n >= 0 || errno == EAGAIN || errno == EINTR) return n;
+  }
+  return ::write(fd, part.iov_base, part.iov_len);
+}
 
 // stderr, or the file that the setting names. A line is one write, to the end of the file, so those of several processes do not mix.
+//
+// Whoever logs may have a job to keep alive, the control thread above all. So nobody waits for long where stderr is a pipe or a terminal that is not
+// read: the first line waits kPatienceMs, and then lines are lost, and counted, until there is room.
 class Sink final : public spdlog::sinks::sink {
  public:
   Sink() { set_pattern({}); }
@@ -114,12 +136,34 @@ class Sink final : public spdlog::sinks::sink {
     return fd_.get();
   }
 
+  // Whether something can be written. Also true where the write will say why not.
+  bool has_room(int fd) noexcept ISTHMUS_REQUIRES(mutex_) {
+    pollfd p{fd, POLLOUT, 0};
+    int n;
+    while ((n = ::poll(&p, 1, lost_ == 0 ? kPatienceMs : 0)) < 0 && errno == EINTR) {}
+    return n != 0;
+  }
+
   void write(int fd, const spdlog::details::log_msg &msg) ISTHMUS_REQUIRES(mutex_) {
+    if (lost_ != 0 && has_room(fd)) {
+      const std::string text =
+          formatted("{} line{} lost, since nobody has read the log", lost_, lost_ == 1 ? " was" : "s were");
+      lost_ = 0;
+      write_line(fd, spdlog::details::log_msg("isthmus", spdlog::level::warn, text));
+    }
+    write_line(fd, msg);
+  }
+
+  void write_line(int fd, const spdlog::details::log_msg &msg) ISTHMUS_REQUIRES(mutex_) {
     line_.clear();
     formatter_->format(msg, line_);
     for (size_t done = 0; done < line_.size();) {
-      const ssize_t n = ::write(fd, line_.data() + done, line_.size() - done);
-      if (n < 0 && errno == EINTR) continue;
+      if (!has_room(fd)) {
+        ++lost_;
+        return;
+      }
+      const ssize_t n = write_some(fd, line_.data() + done, line_.size() - done);
+      if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       if (n <= 0) return;  // there is nobody to tell
       done += static_cast<size_t>(n);
     }
@@ -133,6 +177,7 @@ class Sink final : public spdlog::sinks::sink {
   std::string prefix_ ISTHMUS_GUARDED_BY(mutex_);
   UniqueFd fd_ ISTHMUS_GUARDED_BY(mutex_);
   pid_t opened_by_ ISTHMUS_GUARDED_BY(mutex_) = 0;  // the process that has looked for the file
+  uint64_t lost_ ISTHMUS_GUARDED_BY(mutex_) = 0;    // lines, since the last one that was written
   int rank_ ISTHMUS_GUARDED_BY(mutex_) = -1;
   bool certain_ ISTHMUS_GUARDED_BY(mutex_) = false;
 };

@@ -104,6 +104,14 @@ uint64_t hash_of(const std::string &ticket) {
   return net::Reader(std::as_bytes(std::span(h))).number<uint64_t>();
 }
 
+// Tells the newcomers how it ended, over the new communicator.
+void say_last_word(Communicator &made, bool have) noexcept {
+  std::vector<int> all;
+  for (int r = 0; r < made.size(); ++r) all.push_back(r);
+  made.local().exchange().tell(kLastWord, all, std::span(have ? &kHave : &kHaveNot, 1));
+  made.local().exchange().forget(kLastWord, all);
+}
+
 Deadline part_of(Deadline whole, double part) { return Deadline(part * static_cast<double>(whole.left_ns()) * 1e-9); }
 
 }  // namespace
@@ -223,12 +231,7 @@ std::shared_ptr<Communicator> Growing::make(PartExchange &members) {
 }
 
 void Growing::tell_newcomers(Communicator *made, bool have, const Status &why) noexcept {
-  if (made) {
-    std::vector<int> all;
-    for (int r = 0; r < ranks_.world(); ++r) all.push_back(r);
-    made->local().exchange().tell(kLastWord, all, std::span(have ? &kHave : &kHaveNot, 1));
-    made->local().exchange().forget(kLastWord, all);
-  }
+  if (made) say_last_word(*made, have);
   if (!come_) return;
   if (have) come_->kept();
   else come_->failed(why);
@@ -236,7 +239,7 @@ void Growing::tell_newcomers(Communicator *made, bool have, const Status &why) n
 
 std::shared_ptr<Communicator> Growing::made(Subject what) {
   if (const auto last = confirmation_.resume(whole_, what, asking_); last && last->made) {
-    tell_newcomers(last->made.get(), true, {});
+    say_last_word(*last->made, true);
     return last->made;
   }
   begin_together();
@@ -290,7 +293,9 @@ std::shared_ptr<Communicator> Growing::resume(Communicator &whole, const GrowReq
   if (whole.confirmation_.subject(whole).of != Subject::Of::Grow) return nullptr;
   const Asking asking{request.suspects, Deadline(whole.timeout()), *request.watch};
   const auto last = whole.confirmation_.resume(whole, subject(whole, request), asking);
-  return last ? last->made : nullptr;
+  if (!last || !last->made) return nullptr;
+  say_last_word(*last->made, true);
+  return last->made;
 }
 
 // ---- the newcomer --------------------------------------------------------------------------------------------------------------------

@@ -64,6 +64,9 @@ class StreamNews {
     const Lock lock(mutex_);
     return std::any_of(offers_.begin(), offers_.end(), [&](const StreamOffer &o) { return o.stream == stream; });
   }
+  // A round trip, as the streams that live have it under the load of the moment; 0: not known.
+  int64_t round_ns() const noexcept { return round_ns_.load(std::memory_order_relaxed); }
+  void set_round(int64_t ns) noexcept { round_ns_.store(ns, std::memory_order_relaxed); }
   bool offered() const noexcept { return offered_.load(std::memory_order_acquire); }
   std::vector<StreamOffer> take_offers() {
     const Lock lock(mutex_);
@@ -76,6 +79,7 @@ class StreamNews {
   std::vector<StreamReport> reports_ ISTHMUS_GUARDED_BY(mutex_);
   std::vector<StreamOffer> offers_ ISTHMUS_GUARDED_BY(mutex_);
   std::atomic<bool> offered_{false};
+  std::atomic<int64_t> round_ns_{0};
 };
 
 }  // namespace isthmus::link

@@ -7,7 +7,7 @@
 //   none was, but several segments wait. A live kernel delays its answer by 40 ms at most:                                  kLateNs
 //   one or two segments wait. Their answer may be delayed by 200 ms, so only one that was sent again counts
 //
-//   this host's own interface is down                                                                                     two looks
+//   this host's own interface is down, also where nothing could be sent since                                             two looks
 //
 // and in any case but the last two round trips, as long as they are under the load of the moment. Time counts only as far as somebody looked meanwhile: a
 // process, or a host, that was away itself has heard nothing from anybody.
@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "net/socket.hpp"
 
@@ -35,6 +36,8 @@ class StreamSilence {
     const int64_t gap = now - looked_, counted = std::min(gap, 2 * kLookNs);
     looked_ = now;
     const bool waited = waits_, were_several = several_;
+    stuck_ = a.stuck && was_stuck_ ? stuck_ + counted : 0;
+    if (!std::exchange(was_stuck_, a.stuck)) stuck_since_ = now;
     waits_ = a.unanswered != 0;
     several_ = a.unanswered >= kSeveral;
     if (!waited || !waits_ || a.quiet_ns < gap) {
@@ -54,19 +57,23 @@ class StreamSilence {
   // Whether the other host answers on this stream, as far as the last look can tell. Where nothing was asked nothing says otherwise.
   bool answers() const noexcept { return !waits_ || (late_ < kAgainNs / 2 && (again_ < 0 || silent_ < kAgainNs / 2)); }
 
-  // Something has waited for some time, so it is worth asking whether the interface is down. For how long; 0: it has not.
-  int64_t doubt() const noexcept { return waits_ && silent_ >= 2 * kLookNs ? silent_ : 0; }
+  // Something has waited for some time, so it is worth asking whether the interface is down. For how long; 0: it has not. Where the interface went
+  // down first nothing is sent, and the kernel tries for the first time after 200 ms.
+  int64_t doubt() const noexcept {
+    const int64_t silent = waits_ ? silent_ : stuck_;
+    return silent >= 2 * kLookNs ? silent : 0;
+  }
 
   void lost(int64_t now) noexcept { lost_ = now; }  // taken for silent
   // A new connection of the stream.
   void begin(int64_t now) noexcept {
     patience_ = lost_ == 0 || now - lost_ > kBackAtOnceNs ? 0 : std::min(patience_ + 1, kMostPatience);
-    waits_ = several_ = false;
-    silent_ = late_ = 0;
+    waits_ = several_ = was_stuck_ = false;
+    silent_ = late_ = stuck_ = 0;
     again_ = -1;
     looked_ = since_ = now;
   }
-  int64_t since() const noexcept { return since_; }  // what waits now was first seen to wait
+  int64_t since() const noexcept { return waits_ ? since_ : stuck_since_; }  // what waits now was first seen to wait
 
  private:
   static constexpr uint32_t kSeveral = 3;  // segments; from the second on a kernel that takes them in answers soon
@@ -76,7 +83,8 @@ class StreamSilence {
   int64_t silent_ = 0, late_ = 0;  // for how long something has waited, and several segments have
   int64_t again_ = -1;             // since a segment was seen to have been sent again; -1: none was
   uint32_t repeated_ = 0;
-  bool waits_ = false, several_ = false;
+  int64_t stuck_ = 0, stuck_since_ = 0;  // for how long something has waited and nothing was under way
+  bool waits_ = false, several_ = false, was_stuck_ = false;
   int patience_ = 0;
 };
 

@@ -325,17 +325,20 @@ void TcpLink::look_for_silence() {
   if (now - looked_ns_ < StreamSilence::kLookNs) return;
   looked_ns_ = now;
   bool asks = book_.owes();
+  int64_t round = 0;
   std::array<int64_t, StreamBook::kMostStreams> silent{};
   const auto goes = [](const SocketStream &s) { return !s.over.load(std::memory_order_relaxed) && !s.mute; };
   for (auto &s : streams_) {
     if (!goes(*s)) continue;
     // Notes are asked about as well: where a confirmation is lost only the end that sent it can know.
     const net::Answers a = net::answers(s->socket.get());
-    asks = asks || a.unanswered != 0;
+    asks = asks || a.unanswered != 0 || a.stuck;
+    round = std::max(round, a.round_ns);
     silent[s->index] = s->silence.look(a, now);
     if (silent[s->index] == 0 && s->silence.doubt() != 0 && interfaces_.down(s->socket.get(), s->silence.since(), now))
       silent[s->index] = s->silence.doubt();
   }
+  news_.set_round(round);
   for (auto &s : streams_) {
     const auto answers = [&](const auto &o) { return o != s && goes(*o) && book_.up(o->index) && o->silence.answers(); };
     if (silent[s->index] == 0 || std::none_of(streams_.begin(), streams_.end(), answers)) continue;

@@ -1,9 +1,11 @@
 #include "net/socket.hpp"
 
 #include <ifaddrs.h>
+#include <linux/sockios.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -148,6 +150,8 @@ Answers answers(int fd) noexcept {
   a.unanswered = std::max<uint32_t>(info.tcpi_unacked, info.tcpi_probes != 0 ? 1 : 0);
   a.quiet_ns = int64_t{info.tcpi_last_ack_recv} * 1'000'000;
   a.round_ns = int64_t{info.tcpi_rtt} * 1000;
+  int unsent = 0;
+  a.stuck = info.tcpi_unacked == 0 && ::ioctl(fd, SIOCOUTQNSD, &unsent) == 0 && unsent > 0;
   a.again = info.tcpi_retransmits + info.tcpi_probes;
   a.repeated = info.tcpi_total_retrans + a.again;
   return a;

@@ -33,10 +33,11 @@ void reset_when_closed(int fd) noexcept;
 // What the kernel knows of the other host's answers. It answers also where the process there does not run. All zero for a Unix socket.
 struct Answers {
   uint32_t unanswered = 0;  // segments that were sent and are not acknowledged; 1 where a probe is all that was sent
-  int64_t quiet_ns = 0;     // since anything came from the other host
-  int64_t round_ns = 0;     // a round trip, as of late
-  uint32_t again = 0;       // attempts to be answered since then, behind the first
-  uint32_t repeated = 0;    // segments sent again and probes. Rises while nothing is answered, and may fall with an answer
+  bool stuck = false;  // something waits and nothing is under way: this host has no way any more, or the other side no room
+  int64_t quiet_ns = 0;   // since anything came from the other host
+  int64_t round_ns = 0;   // a round trip, as of late
+  uint32_t again = 0;     // attempts to be answered since then, behind the first
+  uint32_t repeated = 0;  // segments sent again and probes. Rises while nothing is answered, and may fall with an answer
 };
 Answers answers(int fd) noexcept;
 // Whether the interface that has the socket's own address can carry nothing: it is down, or its cable is out. Asks the kernel for all

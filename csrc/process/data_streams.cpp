@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -14,6 +15,7 @@ namespace isthmus::process {
 namespace {
 
 constexpr std::chrono::milliseconds kPause{100};  // between attempts
+constexpr double kLeastAttemptSeconds = 0.4;
 
 }  // namespace
 
@@ -38,11 +40,12 @@ bool DataStreams::let_go(const bootstrap::Peer &peer) {
   return std::none_of(links_.begin(), links_.end(), [&](const auto &w) { return w->peer == &peer; });
 }
 
-bool DataStreams::look(WatchedLink &w) {
+bool DataStreams::look(WatchedLink &w, std::vector<std::string> &news) {
   if (w.told.size() < 2 || w.link->broken() || w.peer->lost.load(std::memory_order_acquire)) return false;
   const auto now = w.link->news().report();
   const auto say = [&](size_t s, const std::string &what) {
-    ISTHMUS_WARN("data stream {} of {} to {} {}", s + 1, now.size(), bootstrap::process_text(w.peer->endpoint), what);
+    news.push_back(
+        formatted("data stream {} of {} to {} {}", s + 1, now.size(), bootstrap::process_text(w.peer->endpoint), what));
   };
   for (size_t s = 0; s < now.size(); ++s) {
     if (now[s].lost != w.told[s].lost)
@@ -57,17 +60,18 @@ bool DataStreams::look(WatchedLink &w) {
 }
 
 void DataStreams::look() noexcept {
+  std::vector<std::string> news;  // for the log, which may take its time
   try {
-    const Lock lock(mutex_);
     bool wanted = false;
-    for (auto &w : links_) wanted |= look(*w);
-    if (!wanted || stop_) return;
-    if (!thread_.joinable()) thread_ = begin_own_thread([this] { loop(); });
-  } catch (const std::exception &e) {
-    ISTHMUS_WARN("a lost data stream is not connected again: {}", e.what());
-    return;
-  }
-  changed_.notify_all();
+    {
+      const Lock lock(mutex_);
+      for (auto &w : links_) wanted |= look(*w, news);
+      wanted = wanted && !stop_;
+      if (wanted && !thread_.joinable()) thread_ = begin_own_thread([this] { loop(); });
+    }
+    if (wanted) changed_.notify_all();
+  } catch (const std::exception &e) { ISTHMUS_WARN("a lost data stream is not connected again: {}", e.what()); }
+  for (const std::string &text : news) ISTHMUS_WARN("{}", text);
 }
 
 void DataStreams::came(bootstrap::Peer &peer, uint32_t stream, uint32_t generation, UniqueFd socket) {
@@ -114,6 +118,10 @@ bool DataStreams::dial(const WatchedLink &w) {
   bool all = true;
   link::StreamNews &news = w.link->news();
   const auto streams = news.report();
+  // An attempt takes three round trips. One whose first word is lost on a cable that is still silent is over soon, and the next finds the cable's return.
+  const int64_t round = news.round_ns();
+  const double seconds =
+      round == 0 ? kAttemptSeconds : std::clamp(8e-9 * static_cast<double>(round), kLeastAttemptSeconds, kAttemptSeconds);
   for (uint32_t s = 0; s < streams.size(); ++s) {
     if (streams[s].connected) continue;
     all = false;
@@ -122,7 +130,7 @@ bool DataStreams::dial(const WatchedLink &w) {
       const uint32_t generation = news.next_generation(s);
       // The other side may have dropped a key already that lives here, so the attempts take them in turn.
       const auto &key = w.keys[generation % w.keys.size()];
-      news.offer({s, generation, mesh_->connect_again(*w.peer, key, s, generation, Deadline(kAttemptSeconds))});
+      news.offer({s, generation, mesh_->connect_again(*w.peer, key, s, generation, Deadline(seconds))});
       bell_.ring();
     } catch (const Error &e) { ISTHMUS_DEBUG("data stream {} to {}: {}", s + 1, w.peer->endpoint.hostname, e.text()); }
   }

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -56,7 +57,8 @@ class DataStreams {
     bool silent = false;                     // the control connection is to be carried over
     bool dialed = false;                     // just now, without the lock
   };
-  bool look(WatchedLink &w) ISTHMUS_REQUIRES(mutex_);  // true: the thread has something to do
+  // True: the thread has something to do. `news`: what the log is to say.
+  bool look(WatchedLink &w, std::vector<std::string> &news) ISTHMUS_REQUIRES(mutex_);
   void loop() noexcept;
   void carry_over(const WatchedLink &w);
   bool dial(const WatchedLink &w);  // false: the link has all its streams, or needs none any more

@@ -376,6 +376,19 @@ TEST(Socket, KnowsWhetherItsInterfaceIsDown) {
   EXPECT_EQ(answers(pair[0]).unanswered, 0u);
 }
 
+TEST(Socket, WhatWaitsWhileNothingIsUnderWayIsStuckBeforeTheKernelTriesAgain) {
+  const TcpPair pair;
+  EXPECT_FALSE(answers(pair.client.get()).stuck);
+  const std::vector<std::byte> piece(64 * 1024);
+  while (send_some(pair.client.get(), piece) > 0) {}  // the other side reads nothing, and has no room in the end
+  const Deadline late(soon());
+  bool stuck = false;
+  for (Answers a; !stuck && !late.passed(); a = answers(pair.client.get())) stuck = a.stuck;
+  EXPECT_TRUE(stuck);
+  const UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  EXPECT_FALSE(answers(file.get()).stuck);
+}
+
 TEST(Socket, NeverConnectsToItself) {
   // Loopback, a port that nobody listens at, many tries: the kernel may choose that very port as the source.
   Address nobody;

@@ -20,7 +20,8 @@ struct Way {
   }
   int64_t look() {
     const int64_t quiet = (now - heard) / (4 * kMs) * 4 * kMs;  // as a clock of 250 Hz has it
-    return silence.look({.unanswered = unanswered, .quiet_ns = quiet, .round_ns = round_ns, .repeated = repeated}, now);
+    return silence.look(
+        {.unanswered = unanswered, .stuck = stuck, .quiet_ns = quiet, .round_ns = round_ns, .repeated = repeated}, now);
   }
   void send(uint32_t segments) { unanswered += segments; }
   // Many segments are sent, one is sent again 8 ms later, and nothing comes: ms until the stream counts as silent.
@@ -37,6 +38,7 @@ struct Way {
   }
   StreamSilence silence;
   uint32_t unanswered = 0, repeated = 0;
+  bool stuck = false;
   int64_t now = 1000 * kMs, heard = 0, round_ns = 200'000;
 };
 
@@ -77,6 +79,24 @@ TEST(StreamSilence, OneSegmentIsSilentWhenItWasSentAgain) {
   EXPECT_EQ(way.silent_within(208), -1);
   ++way.repeated;
   EXPECT_LE(way.silent_within(100), 24);
+}
+
+TEST(StreamSilence, WhatCannotBeSentIsADoubtAndNoSilence) {
+  Way way;
+  EXPECT_EQ(way.silent_within(40), -1);
+  EXPECT_EQ(way.silence.doubt(), 0);
+  way.stuck = true;  // the interface may be down, or a living process reads nothing
+  const int64_t begin = way.now;
+  EXPECT_EQ(way.silent_within(8), -1);
+  EXPECT_EQ(way.silence.doubt(), 0);
+  EXPECT_EQ(way.silent_within(8), -1);
+  EXPECT_GE(way.silence.doubt(), 10 * kMs);
+  EXPECT_GT(way.silence.since(), begin);
+  EXPECT_LE(way.silence.since(), begin + 4 * kMs);
+  EXPECT_EQ(way.silent_within(10'000), -1);
+  way.stuck = false;
+  way.look();
+  EXPECT_EQ(way.silence.doubt(), 0);
 }
 
 TEST(StreamSilence, WhatIsStillUnderWayIsNoSilence) {

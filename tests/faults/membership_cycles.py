@@ -39,10 +39,14 @@ import numpy as np
 
 import isthmus
 from isthmus import launch
-from jobs import DEADLINE, HEARD, Me, Rank, Zygote
-from patience import SOON, patient
 
 ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT / "tests") not in sys.path:  # as a command; pytest has it there
+    sys.path.append(str(ROOT / "tests"))
+
+from jobs import DEADLINE, HEARD, Me, Rank, Zygote  # noqa: E402
+from patience import SOON, patient  # noqa: E402
+
 CYCLES = 8  # of a set
 FEWEST, MOST = 2, 7  # members, between cycles
 SHAPES = ("shm", "tcp")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import isthmus
 from isthmus import launch
 from patience import SOON
 
@@ -104,3 +110,36 @@ def test_a_wrong_pattern_is_refused_in_words(pattern: str, fault: str) -> None:
     process = rank(0, "127.0.0.1:1", {"ISTHMUS_LOG_FILE": pattern})
     _, said = process.communicate(timeout=SOON)
     assert process.returncode != 0 and f"ConfigError: ISTHMUS_LOG_FILE={pattern}: {fault}" in said, said
+
+
+def test_a_log_that_nobody_reads_stops_no_rank_and_says_how_much_was_lost(processes: Callable[..., list[Any]]) -> None:
+    def body() -> tuple[float, str]:
+        os.environ.update(ISTHMUS_LOG="debug", ISTHMUS_HEARTBEAT_MS="20")
+        end, unread = os.pipe()
+        os.set_blocking(unread, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(unread, b"\n" * 4096)
+        os.set_blocking(unread, True)
+        was = os.dup(2)
+        os.dup2(unread, 2)
+        comm = isthmus.init()
+        x = comm.all_reduce(np.ones(1 << 20))
+        split = comm.split(0)  # the log tells of it
+        assert split is not None
+        full = os.read(end, 1 << 20)
+        split.destroy()
+        again = comm.split(0)
+        assert again is not None
+        again.destroy()
+        comm.destroy()
+        os.dup2(was, 2)
+        os.set_blocking(end, False)
+        with suppress(BlockingIOError):
+            while piece := os.read(end, 1 << 16):
+                full += piece
+        return float(x.min()), full.decode()
+
+    for least, said in processes(2, body, init=False):
+        assert least == 2.0
+        assert re.search(r"warning\] \d+ lines were lost, since nobody has read the log\n", said), said

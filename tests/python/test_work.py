@@ -142,3 +142,26 @@ def test_an_operation_can_be_waited_for_after_the_communicator_is_destroyed(thre
         return float(x[0])
 
     assert threads(2, body) == [2.0, 2.0]
+
+
+def test_others_are_busy_where_a_rank_of_another_communicator_is_and_not_where_one_of_this_is(threads: Run) -> None:
+    """The two ranks share a process, and so see each other's operations. What gives way must know whose they are."""
+    pending, seen = threading.Event(), threading.Event()
+
+    def body(comm: isthmus.Comm) -> tuple[bool, bool] | None:
+        other = comm.split(0)
+        assert other is not None
+        x = np.ones(4)
+        if comm.rank == 0:
+            work = comm.all_reduce(x, async_op=True)  # rank 1 comes to it when it has looked
+            pending.set()
+            assert seen.wait(SOON)
+            work.wait()
+            return None
+        assert pending.wait(SOON)
+        looks = comm._others_busy(), other._others_busy()
+        seen.set()
+        comm.all_reduce(x)
+        return looks
+
+    assert threads(2, body) == [None, (False, True)]
