@@ -1,6 +1,6 @@
 """What the state of `isthmus.elastic` costs the operations beside it, on a slow cable; writes bench/results/state.json.
 
-    sudo .venv/bin/python bench/state.py             # a minute or two; root, for network namespaces
+    sudo .venv/bin/python bench/state.py             # half a minute; root, for network namespaces
     sudo .venv/bin/python bench/state.py --rounds 1  # shows that the program runs
 
 Two network namespaces are the hosts, a pair of virtual interfaces the cable, shaped to the rate. Each of two ranks has two
