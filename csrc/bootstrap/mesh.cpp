@@ -191,6 +191,7 @@ void Mesh::let_go_of_the_gone(const std::function<bool(Peer &)> &rest) {
     if (!peer->pinned.load()) peer->arena.vacate();
     known.shared.mapping.reset();
     peer->data.clear();
+    s.data_arrivals.erase(peer->endpoint.process);
     known.let_go = true;
   }
 }

@@ -50,6 +50,9 @@ namespace isthmus::bootstrap {
 using Bytes16 = std::array<uint8_t, 16>;
 Bytes16 random_bytes16();
 
+// Called now and then by whoever waits. Throws where the wait is in vain.
+using Look = std::function<void()>;
+
 inline constexpr int kMostStreams = 16;  // data connections of two processes
 
 struct Endpoint {     // how others reach a process. Travels in blobs.
@@ -128,8 +131,9 @@ class Mesh {
   //   - the shared arena, where `want_shared` and the host nominates the peer. Where that fails, a warning says why, and memory is unshared;
   //   - `data_streams` TCP data connections, where the number is > 0 and the peer has none yet.
   // Both sides call connect(). The side with the smaller process id dials, and the other waits. Idempotent. Throws Error that names the
-  // peer's host and address at the deadline.
-  Peer &connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shared, int data_streams, Deadline deadline);
+  // peer's host and address at the deadline. `look` is asked every 20 ms while the other side has not come.
+  Peer &connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shared, int data_streams, Deadline deadline,
+                const Look &look = {});
   // The side that dials connects a data stream again, at the address where the stream was connected before. The peer's side gets on_stream().
   // `generation` counts the stream's connections. Blocks until the deadline. Throws Error.
   bool dials(const Peer &peer) const noexcept;

@@ -14,7 +14,10 @@
 namespace isthmus::bootstrap {
 namespace {
 
+constexpr int64_t kLookNs = 20'000'000;    // between two calls of a Look
 constexpr int64_t kProbeNs = 500'000'000;  // how often the waiting side looks whether the dialer is still there
+
+Deadline next_look(Deadline deadline) { return Deadline::at_ns(std::min(deadline.ns(), now_ns() + kLookNs)); }
 
 // Those that came before the peer's greeting, when its token was not known.
 void drop_strangers(const Peer &peer, DataArrivals &arrivals) {
@@ -78,16 +81,21 @@ void Mesh::State::end_earlier(const Peer &peer) {
   }
 }
 
-Peer *Mesh::State::await_control(const Endpoint &e, Deadline deadline) {
+Peer *Mesh::State::await_control(const Endpoint &e, Deadline deadline, const Look &look) {
   const auto here = [&]() ISTHMUS_REQUIRES(mutex) { return arrivals.contains(e.process); };
-  while (!net::wait_ready(changed, mutex, Deadline::at_ns(std::min(deadline.ns(), now_ns() + kProbeNs)), here)) {
+  int64_t probe = now_ns() + kProbeNs;
+  while (!net::wait_ready(changed, mutex, next_look(deadline), here)) {
     if (deadline.passed())
       fail(Code::Timeout, "{} did not connect within {:g} s; it is stopped or very late, or a firewall stands between",
            process_text(e), deadline.seconds());
     bool absent = false;
     {
       const Unlocked outside(mutex);
-      absent = dialer.gone(e);
+      if (look) look();
+      if (now_ns() >= probe) {
+        absent = dialer.gone(e);
+        probe = now_ns() + kProbeNs;
+      }
     }
     if (absent && !arrivals.contains(e.process))
       fail(Code::PeerLost, "{} is no longer there; it has probably ended", process_text(e));
@@ -98,7 +106,7 @@ Peer *Mesh::State::await_control(const Endpoint &e, Deadline deadline) {
   return claim(std::move(a));
 }
 
-std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, Deadline deadline) {
+std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, Deadline deadline, const Look &look) {
   const Bytes16 &process = peer.endpoint.process;
   const auto complete = [&]() ISTHMUS_REQUIRES(mutex) {
     const auto at = data_arrivals.find(process);
@@ -107,12 +115,14 @@ std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, Deadline 
                                          std::all_of(at->second.fds.begin(), at->second.fds.end(),
                                                      [](const UniqueFd &fd) { return static_cast<bool>(fd); }));
   };
-  const bool ready = net::wait_ready(changed, mutex, deadline, [&]() ISTHMUS_REQUIRES(mutex) {
-    return complete() || peer.lost.load(std::memory_order_acquire);
-  });
-  if (!ready)
-    fail(Code::Timeout, "{} did not open its {} data streams within {:g} s; a firewall may stand between",
-         process_text(peer.endpoint), streams, deadline.seconds());
+  const auto over = [&]() ISTHMUS_REQUIRES(mutex) { return complete() || peer.lost.load(std::memory_order_acquire); };
+  while (!net::wait_ready(changed, mutex, next_look(deadline), over)) {
+    if (deadline.passed())
+      fail(Code::Timeout, "{} did not open its {} data streams within {:g} s; a firewall may stand between",
+           process_text(peer.endpoint), streams, deadline.seconds());
+    const Unlocked outside(mutex);
+    if (look) look();
+  }
   if (!complete()) throw Error(Code::PeerLost, peer.lost_text());
   DataArrivals d = std::move(data_arrivals[process]);
   data_arrivals.erase(process);
@@ -123,7 +133,8 @@ std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, Deadline 
   return std::move(d.fds);
 }
 
-Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shared, int data_streams, Deadline deadline) {
+Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shared, int data_streams, Deadline deadline,
+                    const Look &look) {
   if (!birth_.here())
     fail(Code::Forked,
          "connect: these connections belong to the parent process; a forked child makes communicators of its own");
@@ -155,8 +166,8 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
   Peer *peer = known == s.by_process.end() ? nullptr : known->second;
   const bool dials = s.self.process < process;
   if (!peer)
-    peer = dials ? s.claim(unlocked([&] { return s.dialer.control(endpoint, key, deadline); }))
-                 : s.await_control(endpoint, deadline);
+    peer = dials ? s.claim(unlocked([&] { return s.dialer.control(endpoint, key, deadline, look); }))
+                 : s.await_control(endpoint, deadline, look);
   Known &entry = s.peers[peer->index];
   if (peer->lost.load(std::memory_order_acquire)) throw Error(Code::PeerLost, peer->lost_text());
 
@@ -168,12 +179,12 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
   }
   if (data_streams > 0 && !entry.has_data) {
     if (dials) {
-      for (DialedStream &one : unlocked([&] { return s.dialer.data(*peer, key, data_streams, deadline); })) {
+      for (DialedStream &one : unlocked([&] { return s.dialer.data(*peer, key, data_streams, deadline, look); })) {
         peer->data.push_back(std::move(one.fd));
         entry.ways.push_back(one.address);
       }
     } else {
-      peer->data = s.await_data(*peer, data_streams, deadline);
+      peer->data = s.await_data(*peer, data_streams, deadline, look);
     }
     entry.has_data = true;
     note_reached(*peer, entry.absence);

@@ -63,7 +63,7 @@ bool Dialer::connect_as(const Endpoint &e, net::ConnectRace &race, const Bytes16
   return false;
 }
 
-Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline) const {
+Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline, const Look &look) const {
   const bool local = e.host == self_.host;
   int64_t refused_since = 0, key_since = 0;
   std::string last = "no attempt was made", unshared = "it is on another host";
@@ -118,6 +118,7 @@ Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline
           formatted("could not connect to {} within {:g} s: {}", process_text(e), deadline.seconds(), last);
       throw Error(key_since != 0 ? Code::Auth : Code::Timeout, text);
     }
+    if (look) look();
     net::sleep_until(Deadline::at_ns(std::min(deadline.ns(), now_ns() + pause)));
   }
 }
@@ -189,7 +190,8 @@ UniqueFd Dialer::control_again(const Endpoint &e, const Bytes16 &key, uint32_t n
   return fd;
 }
 
-std::vector<DialedStream> Dialer::data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline) const {
+std::vector<DialedStream> Dialer::data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline,
+                                       const Look &look) const {
   const Endpoint &e = peer.endpoint;
   std::vector<net::Address> addresses = addresses_of(e);
   // Those that Endpoint::ways_to() counts come first: of IPv4 where both sides have it.
@@ -223,6 +225,7 @@ std::vector<DialedStream> Dialer::data(const Peer &peer, const Bytes16 &key, int
     if (deadline.passed())
       fail(Code::Timeout, "could not open data stream {} of {} to {} within {:g} s: {}", out.size(), streams,
            process_text(e), deadline.seconds(), last);
+    if (look) look();
     net::sleep_until(Deadline::at_ns(std::min(deadline.ns(), now_ns() + 20'000'000)));
   }
   return out;

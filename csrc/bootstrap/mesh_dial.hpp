@@ -50,10 +50,11 @@ class Dialer {
  public:
   Dialer(const Endpoint &self, const ArenaOffer &arena) : self_(self), arena_(arena) {}
   // Dials again until the deadline, while the peer may still come. Throws Error(Timeout), Error(Auth) where the peer refuses the key for
-  // long, Error(PeerLost) where nobody listens at the endpoint any more.
-  Arrival control(const Endpoint &e, const Bytes16 &key, Deadline deadline) const;
+  // long, Error(PeerLost) where nobody listens at the endpoint any more. `look`: asked between two attempts.
+  Arrival control(const Endpoint &e, const Bytes16 &key, Deadline deadline, const Look &look) const;
   // The data connections, in their order, over as many of the peer's addresses as answer. Throws Error.
-  std::vector<DialedStream> data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline) const;
+  std::vector<DialedStream> data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline,
+                                 const Look &look) const;
   // One data connection, by the first of the addresses that leads to the peer. False: none does, and `why` says so. Throws Error.
   bool stream(const Peer &peer, const Bytes16 &key, std::vector<net::Address> addresses, const StreamNumber &number,
               Deadline deadline, DialedStream &out, std::string &why) const;

@@ -25,6 +25,22 @@ bool ends_now(int pidfd) {
   return ::poll(&of, 1, kEndingMs) == 1;
 }
 
+// Nobody may ever connect() to a process that has come, for the making for which it came may have failed. Once its connection is closed it is to be a
+// peer like others, which is lost, and is let go of with its memory. `busy`: connect() may be about to take it.
+std::vector<Arrival> take_closed(std::map<Bytes16, Arrival> &arrivals, const std::set<Bytes16> &busy) {
+  std::vector<Arrival> out;
+  for (auto at = arrivals.begin(); at != arrivals.end();) {
+    pollfd end{at->second.fd.get(), POLLRDHUP, 0};
+    if (busy.contains(at->first) || ::poll(&end, 1, 0) != 1) {
+      ++at;
+      continue;
+    }
+    out.push_back(std::move(at->second));
+    at = arrivals.erase(at);
+  }
+  return out;
+}
+
 }  // namespace
 
 void Mesh::State::run() noexcept {
@@ -63,6 +79,10 @@ void Mesh::State::run() noexcept {
         for (uint32_t i = 0; Peer *peer = find(i); ++i) {
           give_up_unheard(*peer);
           beat(*peer);
+        }
+        {
+          const Lock lock(mutex);
+          for (Arrival &a : take_closed(arrivals, connecting)) claim(std::move(a));
         }
         events.on_tick();
         tick = now_ns() + heartbeat_ns;

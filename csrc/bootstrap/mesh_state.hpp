@@ -123,8 +123,8 @@ struct Mesh::State final : GreetingEvents {
 
   // ---- caller's threads (mesh_connect.cpp)
   Peer *claim(Arrival &&arrival) ISTHMUS_REQUIRES(mutex);
-  Peer *await_control(const Endpoint &e, Deadline deadline) ISTHMUS_REQUIRES(mutex);
-  std::vector<UniqueFd> await_data(Peer &peer, int streams, Deadline deadline) ISTHMUS_REQUIRES(mutex);
+  Peer *await_control(const Endpoint &e, Deadline deadline, const Look &look) ISTHMUS_REQUIRES(mutex);
+  std::vector<UniqueFd> await_data(Peer &peer, int streams, Deadline deadline, const Look &look) ISTHMUS_REQUIRES(mutex);
 
   // ---- control thread (mesh_loop.cpp)
   void run() noexcept;

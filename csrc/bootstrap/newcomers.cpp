@@ -1,5 +1,6 @@
 #include "bootstrap/newcomers.hpp"
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -122,6 +123,8 @@ std::optional<Welcome> parse_welcome(std::span<const std::byte> body) {
 
 Newcomers::~Newcomers() {
   if (!told_) failed({Code::Aborted, "join: the members have given up"});
+  // The thread of tickets may still wait for them in poll(), for minutes, and close() does not end what another thread polls.
+  for (const Newcomer &one : all_) ::shutdown(one.fd.get(), SHUT_WR);
 }
 
 void Newcomers::welcome(const Welcome &same, const std::vector<int> &ranks) {
@@ -321,6 +324,12 @@ std::vector<Blob> Entry::all_gather(const Blob &mine, Deadline deadline) {
   }
   ++round_;
   return blobs;
+}
+
+// Between two rounds the other end says nothing but that it has failed.
+void Entry::look() {
+  std::span<const std::byte> body;
+  next(Meet::Failure, body, Deadline::at_ns(0));
 }
 
 void Entry::say_made() noexcept {

@@ -69,9 +69,6 @@ struct Newcomer {
   }
 };
 
-// Called now and then by whoever waits. Throws where the wait is in vain.
-using Look = std::function<void()>;
-
 // Those that one grow admits, in the order of their slots. One thread.
 class Newcomers {
  public:
@@ -108,6 +105,7 @@ class Entry final : public Exchange {
   Deadline making() const noexcept { return making_; }
   Deadline whole() const noexcept { return whole_; }
   std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) override;
+  void look() override;  // whether the members have given up
   void say_made() noexcept;
   void say_failed(const Status &why) noexcept;  // this process does not have it
   // Looks for the last word, at most until then. True: all have it. Throws the Failure. Error(PeerLost): the other end is gone, unless

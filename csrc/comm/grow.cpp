@@ -105,11 +105,10 @@ uint64_t hash_of(const std::string &ticket) {
 }
 
 // Tells the newcomers how it ended, over the new communicator.
-void say_last_word(Communicator &made, bool have) noexcept {
+void say_last_word(Communicator &made, const std::vector<int> &newcomers, bool have) noexcept {
   std::vector<int> all;
   for (int r = 0; r < made.size(); ++r) all.push_back(r);
-  made.local().exchange().tell(kLastWord, all, std::span(have ? &kHave : &kHaveNot, 1));
-  made.local().exchange().forget(kLastWord, all);
+  made.local().exchange().tell(kLastWord, all, std::span(have ? &kHave : &kHaveNot, 1), newcomers);
 }
 
 Deadline part_of(Deadline whole, double part) { return Deadline(part * static_cast<double>(whole.left_ns()) * 1e-9); }
@@ -231,7 +230,7 @@ std::shared_ptr<Communicator> Growing::make(PartExchange &members) {
 }
 
 void Growing::tell_newcomers(Communicator *made, bool have, const Status &why) noexcept {
-  if (made) say_last_word(*made, have);
+  if (made) say_last_word(*made, ranks_.newcomers, have);
   if (!come_) return;
   if (have) come_->kept();
   else come_->failed(why);
@@ -239,7 +238,7 @@ void Growing::tell_newcomers(Communicator *made, bool have, const Status &why) n
 
 std::shared_ptr<Communicator> Growing::made(Subject what) {
   if (const auto last = confirmation_.resume(whole_, what, asking_); last && last->made) {
-    say_last_word(*last->made, true);
+    say_last_word(*last->made, ranks_.newcomers, true);
     return last->made;
   }
   begin_together();
@@ -294,7 +293,9 @@ std::shared_ptr<Communicator> Growing::resume(Communicator &whole, const GrowReq
   const Asking asking{request.suspects, Deadline(whole.timeout()), *request.watch};
   const auto last = whole.confirmation_.resume(whole, subject(whole, request), asking);
   if (!last || !last->made) return nullptr;
-  say_last_word(*last->made, true);
+  const GrownRanks ranks =
+      GrownRanks::of(whole.terms().numbering, request.newcomers, request.slots, numbers_of(whole, request));
+  say_last_word(*last->made, ranks.newcomers, true);
   return last->made;
 }
 

@@ -34,6 +34,7 @@ class GrowExchange final : public bootstrap::Exchange {
   GrowExchange(PartExchange &members, const GrownRanks &ranks, int host, bootstrap::Newcomers *come)
       : members_(members), ranks_(ranks), host_(host), come_(come) {}
   std::vector<bootstrap::Blob> all_gather(const bootstrap::Blob &mine, Deadline deadline) override;
+  void look() override { members_.look(); }
 
  private:
   bootstrap::Blob with_newcomers(const bootstrap::Blob &mine, Deadline deadline);

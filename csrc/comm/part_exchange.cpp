@@ -9,7 +9,7 @@ namespace {
 
 using bootstrap::Blob;
 
-// A blob travels in pieces of one size. Each piece has the size of the whole blob. Mostly there is one piece.
+// A blob travels in pieces. Each piece has the size of the whole blob. Mostly there is one piece.
 struct PieceHead {
   uint64_t size = 0;
 };
@@ -21,13 +21,13 @@ struct FarewellHead {
 };
 constexpr size_t kMostNamed = 64;
 
-using Message = std::array<std::byte, kMessage>;
+size_t length_at(size_t blob, size_t at) { return at < blob ? std::min(kPiece, blob - at) : 0; }
 
-Message piece_of(const Blob &blob, size_t at) {
-  Message out{};
+Blob piece_of(const Blob &blob, size_t at) {
   const PieceHead head{blob.size()};
+  Blob out(sizeof head + length_at(blob.size(), at));
   std::memcpy(out.data(), &head, sizeof head);
-  if (at < blob.size()) std::memcpy(out.data() + sizeof head, blob.data() + at, std::min(kPiece, blob.size() - at));
+  if (at < blob.size()) std::memcpy(out.data() + sizeof head, blob.data() + at, out.size() - sizeof head);
   return out;
 }
 
@@ -41,21 +41,17 @@ PartExchange::PartExchange(rank::Rank &whole, std::string what, std::vector<int>
 
 std::vector<Blob> PartExchange::gather(const Blob &mine, Deadline deadline) {
   std::vector<Blob> blobs(ranks_.size());
-  std::vector<Message> all(ranks_.size());
   size_t longest = mine.size();
   for (size_t at = 0; at == 0 || at < longest; at += kPiece) {
-    const Message piece = piece_of(mine, at);
-    whole_.exchange().all_gather(what_.c_str(), ranks_, piece, all.front().data(), deadline, [this] { look(); });
+    const auto all = whole_.exchange().gather(what_.c_str(), ranks_, piece_of(mine, at), deadline, [this] { look(); });
     for (size_t i = 0; i < all.size(); ++i) {
       PieceHead head;
-      std::memcpy(&head, all[i].data(), sizeof head);
-      const std::byte *const bytes = all[i].data() + sizeof head;
-      if (head.size > kMostBlob)
-        fail(Code::Mismatch, "{}: rank {} announced a description of {} bytes", name(), whole_.id().number(ranks_[i]),
-             head.size);
+      if (all[i].size() >= sizeof head) std::memcpy(&head, all[i].data(), sizeof head);
+      if (head.size > kMostBlob || all[i].size() != sizeof head + length_at(head.size, at))
+        fail(Code::Mismatch, "{}: rank {} sent {} bytes of a description of {}", name(), whole_.id().number(ranks_[i]),
+             all[i].size(), head.size);
       longest = std::max(longest, static_cast<size_t>(head.size));
-      if (at < head.size)
-        blobs[i].insert(blobs[i].end(), bytes, bytes + std::min(kPiece, static_cast<size_t>(head.size) - at));
+      blobs[i].insert(blobs[i].end(), all[i].begin() + sizeof head, all[i].end());
     }
   }
   return blobs;
@@ -80,7 +76,7 @@ std::vector<Blob> PartExchange::all_gather(const Blob &mine, Deadline deadline) 
 void PartExchange::give_up(const Status &why) noexcept {
   const FarewellHead head{static_cast<uint32_t>(why.code), static_cast<uint32_t>(std::min(why.ranks.size(), kMostNamed))};
   const size_t named = head.ranks * sizeof(int32_t), size = std::min(why.text.size(), kMessage - sizeof head - named);
-  Message out{};
+  std::array<std::byte, kMessage> out{};
   std::memcpy(out.data(), &head, sizeof head);
   if (named) std::memcpy(out.data() + sizeof head, why.ranks.data(), named);
   std::memcpy(out.data() + sizeof head + named, why.text.data(), size);
@@ -89,7 +85,7 @@ void PartExchange::give_up(const Status &why) noexcept {
 
 void PartExchange::over() { whole_.exchange().forget(what_.c_str(), ranks_); }
 
-void PartExchange::look() const {
+void PartExchange::look() {
   if (watch_) watch_->look(name());
   hear_farewells();
   if (ends_ == WholeFailed::IsKnown || !whole_.core().failed()) return;

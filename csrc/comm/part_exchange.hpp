@@ -32,8 +32,8 @@ class PartExchange final : public bootstrap::Exchange {
   std::vector<bootstrap::Blob> all_gather(const bootstrap::Blob &mine, Deadline deadline) override;
   // Tells the other ranks of the part that this rank will not come to the next exchange, and why.
   void give_up(const Status &why) noexcept;
-  void look() const;  // throws where the wait is in vain
-  void over();        // behind its last exchange: what ranks that gave up have said is dropped
+  void look() override;
+  void over();  // behind its last exchange: what ranks that gave up have said is dropped
 
  private:
   std::vector<bootstrap::Blob> gather(const bootstrap::Blob &mine, Deadline deadline);

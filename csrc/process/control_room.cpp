@@ -70,8 +70,8 @@ void ControlRoom::take_out_of_band(std::span<const std::byte> body) {
   if (!h) return;
   const auto rank = ranks_.at(h->member, h->epoch);
   if (!rank) return;
-  if (h->given_up) rank->withdrawn_out_of_band(h->rank, h->number);
-  else rank->came_out_of_band(h->rank, h->about, h->number, body);
+  if (h->how == static_cast<uint32_t>(OutOfBandHow::Withdraws)) rank->withdrawn_out_of_band(h->rank, h->number);
+  else rank->came_out_of_band(*h, body);
 }
 
 void ControlRoom::take_agree(std::span<const std::byte> body) {

@@ -90,9 +90,14 @@ struct LeaveBody {
 };
 static_assert(sizeof(LeaveBody) == 24);
 
+enum class OutOfBandHow : uint32_t {
+  Says = 0,
+  Withdraws = 1,  // message `number`
+  Replaces = 2    // what the rank has said about this before
+};
 struct OutOfBandHead {  // the bytes of OutOfBand follow
   uint32_t member, epoch, rank;
-  uint32_t given_up;  // not 0: message `number` is withdrawn
+  uint32_t how;  // OutOfBandHow
   uint64_t about, number;
 };
 static_assert(sizeof(OutOfBandHead) == 32);

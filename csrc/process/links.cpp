@@ -47,9 +47,9 @@ Links::Links(link::Arena &arena, const RankTable &ranks, DataStreams &streams, S
 // ---- making links --------------------------------------------------------------------------------------------------------------------
 
 bootstrap::Peer &Links::connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared,
-                                const Streams *streams, Deadline deadline) {
+                                const Streams *streams, Deadline deadline, const bootstrap::Look &look) {
   const Lock one(connect_mutex_);
-  bootstrap::Peer &peer = mesh_->connect(endpoint, key, shared, 0, deadline);
+  bootstrap::Peer &peer = mesh_->connect(endpoint, key, shared, 0, deadline, look);
   if (!streams) return peer;
   const std::shared_ptr<const void> hold = peer.take_hold();  // nobody lets go of it meanwhile
   if (peer.lost.load(std::memory_order_acquire)) fail(Code::PeerLost, "{}", peer.lost_text());
@@ -64,7 +64,7 @@ bootstrap::Peer &Links::connect(const bootstrap::Endpoint &endpoint, const boots
     make_ucx_link(peer, streams->address);
   } else {
     const int count = streams->count != 0 ? streams->count : mesh_->self().ways_to(endpoint);
-    mesh_->connect(endpoint, key, shared, count, deadline);
+    mesh_->connect(endpoint, key, shared, count, deadline, look);
     link_to(&peer, Carrier::Tcp);
     data_streams_.use_key(peer, key);
   }

@@ -54,9 +54,10 @@ class Links final {
   Links(link::Arena &arena, const RankTable &ranks, DataStreams &streams, Stores stores, int64_t spin_ns);
   void begin(bootstrap::Mesh &mesh) noexcept { mesh_ = &mesh; }  // before the first connect()
 
-  // The process with this endpoint, connected as asked. `streams`: null, where its frames go through memory. Idempotent.
+  // The process with this endpoint, connected as asked. `streams`: null, where its frames go through memory. `look`: asked now and then while the
+  // other process has not come. Idempotent.
   bootstrap::Peer &connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared,
-                           const Streams *streams, Deadline deadline);
+                           const Streams *streams, Deadline deadline, const bootstrap::Look &look = {});
   // How UCX reaches this process. Throws Error(Unsupported): there is no UCX here.
   std::vector<std::byte> ucx_address();
   // Waits until the UCX link of that process, which connect() has made, is there on both sides.

@@ -52,7 +52,7 @@ class ControlReceiver {
   virtual void credit(uint32_t rank, uint64_t granted) noexcept = 0;
   virtual void peer_left(uint32_t rank, uint64_t done, Leaving how) noexcept = 0;
   virtual void peer_left_library(uint32_t rank) noexcept = 0;
-  virtual void came_out_of_band(uint32_t rank, uint64_t about, uint64_t number, std::span<const std::byte> bytes) = 0;
+  virtual void came_out_of_band(const OutOfBandHead &head, std::span<const std::byte> bytes) = 0;
   virtual void withdrawn_out_of_band(uint32_t rank, uint64_t number) = 0;
   virtual void came_of_agreement(const AgreeHead &head, std::span<const std::byte> ranks) = 0;
   // `state`: what has become of the process, for the text ("is gone").

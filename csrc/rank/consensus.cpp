@@ -33,6 +33,12 @@ uint64_t ballot_after(uint64_t ballot, int rank, int world) {
   return ballot < first ? first : first + ((ballot - first) / step + 1) * step;
 }
 
+bool add_new(RankSet &set, int rank) {  // false: it was there
+  if (set.has(rank)) return false;
+  set.add(rank);
+  return true;
+}
+
 bool all_have_said(const std::map<int, Saying> &said, const RankSet &awaited, int world) {
   for (int q = 0; q < world; ++q)
     if (awaited.has(q) && !said.contains(q)) return false;
@@ -50,18 +56,11 @@ Suspicions::Suspicions(int world, RankSet members)
       ended_(world),
       left_(world) {}
 
-bool Suspicions::add_gone(int by, int rank) {
-  RankSet &whom = whom_[static_cast<size_t>(by)];
-  if (whom.has(rank)) return false;
-  whom.add(rank);
-  return true;
-}
+bool Suspicions::add_gone(int by, int rank) { return add_new(whom_[static_cast<size_t>(by)], rank); }
 
-bool Suspicions::add_ended(int rank) {
-  if (ended_.has(rank)) return false;
-  ended_.add(rank);
-  return true;
-}
+bool Suspicions::add_ended(int rank) { return add_new(ended_, rank); }
+
+bool Suspicions::add_left(int rank) { return add_new(left_, rank); }
 
 // The word of a rank counts where no lower rank suspects that rank.
 RankSet Suspicions::suspected() const {
@@ -94,7 +93,7 @@ Consensus::Consensus(int rank, int world, RankSet members)
       suspicions_(world, std::move(members)),
       heard_(world),
       accepted_verdict_{0, RankSet(world)},
-      party_{RankSet(world), RankSet(world)},
+      party_{RankSet(world), RankSet(world), false},
       proposed_{0, RankSet(world)} {
   ISTHMUS_ASSERT(suspicions_.member(rank), "who takes part in an agreement is a member");
 }
@@ -142,11 +141,15 @@ void Consensus::withdraw() {
 
 void Consensus::gone(int rank, Gone how) {
   if (!suspicions_.member(rank) || rank == rank_) return;
-  if (how == Gone::Surely && suspicions_.add_ended(rank)) too_few_ = false;  // those that are left may be enough now
-  if (how == Gone::Left) suspicions_.add_left(rank);
+  // Those that are left may be enough now.
+  if (how == Gone::Surely && suspicions_.add_ended(rank)) too_few_ = false;
+  if (how == Gone::Left && suspicions_.add_left(rank)) too_few_ = false;
   if (!suspicions_.add_gone(rank_, rank)) return step();
-  // The leader may have told this rank and not the others.
-  if (verdict_) return say_all(word_of_verdict(Kind::Decide, 0, *verdict_));
+  if (verdict_) {
+    // It may have told this rank and not the others. What it had to say before it left has come, and then who has led has told all.
+    if (rank == told_.by && !(how == Gone::Left && told_.all)) say_all(word_of_verdict(Kind::Decide, 0, *verdict_));
+    return;
+  }
   if (mine_) tell_suspects();
   step();
 }
@@ -186,7 +189,11 @@ void Consensus::hear_one(int from, const Saying &word) {
     case Kind::Accept:
       if (leading_ == Leading::Proposes && word.ballot == ballot_) accepts_.insert_or_assign(from, word);
       break;
-    case Kind::Decide: verdict_ = Verdict{word.flags, word.ranks}; break;
+    case Kind::Decide:
+      verdict_ = Verdict{word.flags, word.ranks};
+      told_.by = from;
+      told_.all = word.ballot != 0;
+      break;
     case Kind::Overtaken:
       if (word.ballot <= promised_) break;
       promised_ = word.ballot;
@@ -265,14 +272,14 @@ void Consensus::step() {
     for (const auto &[q, word] : accepts_) with.add(q);
     bool alone = true;
     for (const auto &[q, word] : promises_) alone = alone && word.alone;
-    if (!alone && !suspicions_.enough(with, accepted_before_)) {
+    if (!alone && !suspicions_.enough(with, party_.accepted_before)) {
       // Whom another rank suspects, and not this one, may still accept. It has been asked.
       for (int q = 0; q < world_; ++q)
         if (party_.promised.has(q) && !with.has(q) && !suspicions_.by(rank_).has(q)) return;
       return give_up();
     }
     verdict_ = proposed_;
-    say_all(word_of_verdict(Kind::Decide, 0, *verdict_));
+    say_all(word_of_verdict(Kind::Decide, ballot_, *verdict_));
   }
 }
 
@@ -302,8 +309,8 @@ void Consensus::propose() {
       proposed_ = {word.flags, word.ranks};
     }
   }
-  accepted_before_ = newest != 0;
-  if (!alone && !suspicions_.enough(with, accepted_before_)) return give_up();
+  party_.accepted_before = newest != 0;
+  if (!alone && !suspicions_.enough(with, party_.accepted_before)) return give_up();
   party_.promised = with;
   if (newest == 0) {
     const RankSet out = suspected();

@@ -54,7 +54,7 @@ struct Saying {
         3,  // `accepted` 0: `flags`, `alone` and `ranks` (suspected) are the sender's; else `flags` and `ranks` (out) are the verdict's
     Propose = 4,
     Accept = 5,
-    Decide = 6,     // `flags`, `ranks`: the verdict
+    Decide = 6,     // `flags`, `ranks`: the verdict. `ballot` 0: not the leader's word, which goes to all
     Overtaken = 7,  // a word of an older ballot than `ballot`, which the sender has promised
     TooFew = 8      // the leader has heard of all that it can hear of, and they are too few
   };
@@ -71,7 +71,7 @@ class Suspicions {
   void add(int by, const RankSet &whom) { whom_[static_cast<size_t>(by)].add(whom); }
   bool add_gone(int by, int rank);  // false: `by` has suspected the rank before
   bool add_ended(int rank);         // for certain. False: that was known
-  void add_left(int rank) { left_.add(rank); }
+  bool add_left(int rank);          // false: that was known
   const RankSet &by(int rank) const noexcept { return whom_[static_cast<size_t>(rank)]; }
   RankSet suspected() const;
   RankSet live() const;                                          // members that are not suspected
@@ -148,13 +148,17 @@ class Consensus {
   uint64_t ballot_ = 0;
   std::map<int, Saying> promises_, accepts_;
   struct {
-    RankSet asked;     // for a promise by that ballot
-    RankSet promised;  // who had promised when the verdict was proposed
+    RankSet asked;                 // for a promise by that ballot
+    RankSet promised;              // who had promised when the verdict was proposed
+    bool accepted_before = false;  // that verdict is of an earlier ballot
   } party_;
   Verdict proposed_;
-  bool accepted_before_ = false;  // the verdict that is proposed is of an earlier ballot
   // As one that learns.
   std::optional<Verdict> verdict_;
+  struct {
+    int by = -1;       // from whom this rank has the verdict; -1: from nobody, it has led
+    bool all = false;  // that one has told all
+  } told_;
   bool too_few_ = false;
   std::vector<Addressed> out_;
 };

@@ -7,20 +7,38 @@
 
 namespace isthmus::rank {
 
+bool OutOfBand::wanted(uint32_t from, uint64_t about, size_t bytes) const {
+  return from < world_ && bytes <= kMostMessage &&
+         std::find(forgotten_.begin(), forgotten_.end(), about) == forgotten_.end();
+}
+
+void OutOfBand::add(std::deque<Message> &kept, uint64_t about, uint64_t number, std::span<const std::byte> bytes) const {
+  make_room(kept);
+  kept.push_back({about, number, {bytes.begin(), bytes.end()}, false});
+}
+
 void OutOfBand::came(uint32_t from, uint64_t about, uint64_t number, std::span<const std::byte> bytes) {
-  if (from >= world_ || bytes.size() > kMostBytes) return;
   {
     const Lock lock(mutex_);
-    if (std::find(forgotten_.begin(), forgotten_.end(), about) != forgotten_.end()) return;
-    auto &kept = from_[from].kept;
-    make_room(kept);
-    kept.push_back({about, number, {bytes.begin(), bytes.end()}, false});
+    if (!wanted(from, about, bytes.size())) return;
+    add(from_[from].kept, about, number, bytes);
   }
   changed_.notify_all();
 }
 
-void OutOfBand::make_room(std::deque<Message> &kept) {
-  if (kept.size() < kMostKept) return;
+void OutOfBand::replace(uint32_t from, uint64_t about, uint64_t number, std::span<const std::byte> bytes) {
+  {
+    const Lock lock(mutex_);
+    if (!wanted(from, about, bytes.size())) return;
+    auto &kept = from_[from].kept;
+    std::erase_if(kept, [&](const Message &m) { return m.about == about; });
+    add(kept, about, number, bytes);
+  }
+  changed_.notify_all();
+}
+
+void OutOfBand::make_room(std::deque<Message> &kept) const {
+  if (kept.size() < most_kept_) return;
   const auto given_up = std::find_if(kept.begin(), kept.end(), [](const Message &m) { return m.withdrawn; });
   kept.erase(given_up != kept.end() ? given_up : kept.begin());
 }
@@ -39,7 +57,7 @@ void OutOfBand::withdrawn(uint32_t from, uint64_t number) {
   auto &[kept, given_up] = from_[from];
   const auto at = std::find_if(kept.begin(), kept.end(), [&](const Message &m) { return m.number == number; });
   if (at != kept.end()) return void(at->withdrawn = true);
-  if (given_up.size() >= kMostKept) given_up.pop_front();
+  if (given_up.size() >= most_kept_) given_up.pop_front();
   given_up.push_back(number);
 }
 
@@ -73,10 +91,11 @@ void OutOfBand::forget(uint64_t about) {
   for (auto &[kept, given_up] : from_) std::erase_if(kept, [&](const Message &m) { return m.about == about; });
 }
 
-bool OutOfBand::has_other(int from, uint64_t about) {
+bool OutOfBand::has_other(int from, std::span<const uint64_t> than) {
   const Lock lock(mutex_);
   const auto &kept = from_[static_cast<size_t>(from)].kept;
-  return std::any_of(kept.begin(), kept.end(), [&](const Message &m) { return m.about != about; });
+  return std::any_of(kept.begin(), kept.end(),
+                     [&](const Message &m) { return std::find(than.begin(), than.end(), m.about) == than.end(); });
 }
 
 }  // namespace isthmus::rank

@@ -6,13 +6,19 @@
 #include <string_view>
 
 #include "base/clock.hpp"
-#include "process/control_wire.hpp"
+#include "net/wire.hpp"
 
 namespace isthmus::rank {
 namespace {
 
 constexpr int64_t kLookNs =
     20'000'000;  // between two looks whether the other rank is there, and whether the program wants to stop
+// The lowest rank says whom it waits for once that has lasted so long, and again, for those that have come meanwhile.
+constexpr int64_t kTellNs = 50'000'000, kTellAgainNs = 1'000'000'000;
+
+// Of the words of the lowest rank, beside the subject of the exchange.
+constexpr uint64_t kAll = 0x616c'6c00'0000'0001, kNote = 0x6e6f'7465'0000'0001;
+constexpr size_t kAnySize = SIZE_MAX;  // ranks may contribute as much as they like
 
 // The hash (FNV-1a) of the name, the ranks and the size of an exchange.
 uint64_t subject_of(std::string_view what, std::span<const int> ranks, size_t bytes) {
@@ -28,56 +34,87 @@ uint64_t subject_of(std::string_view what, std::span<const int> ranks, size_t by
 
 }  // namespace
 
-// One all-gather. A rank may give up. Other ranks that try again later must not meet its old message, so the rank withdraws the message. When the
-// rank itself tries again, the rank needs what the others had said. So the rank gives back the messages that the rank has taken.
+// One all-gather. A rank may give up. The lowest rank, when it tries again later, must not meet the old message, so the rank withdraws the message. When
+// the lowest rank itself tries again, it needs what the others had said. So a rank gives back the messages that it has taken.
 struct RankExchange::Gather {
+  struct Note {  // what the lowest rank tells the others while they wait
+    enum class Of : uint32_t { WaitsFor = 1, Lost = 2, Left = 3 };
+    Of of{};
+    int32_t rank = -1;
+  };
   RankExchange &by;
   const char *what;
   std::span<const int> ranks;
   Deadline deadline;
   const std::function<void()> &look;
   uint64_t subject, number, aborts;
+  Note note{};
+  int64_t noted_ns = now_ns();
   bool done = false;
   std::vector<std::pair<int, OutOfBand::Message>> taken{};
 
   ~Gather() {
     if (done) return;
-    for (const int q : ranks)
-      if (q != by.core_.id.rank) by.say(q, subject, number, 1, {});
-    for (auto &[q, message] : taken) by.inbox_.give_back(q, std::move(message));
+    if (!leads()) by.say(ranks[0], subject, number, process::OutOfBandHow::Withdraws, {});
+    for (auto at = taken.rbegin(); at != taken.rend(); ++at) by.inbox_.give_back(at->first, std::move(at->second));
   }
+  bool leads() const { return ranks[0] == by.core_.id.rank; }
   std::string name() const {
     const Identity &id = by.core_.id;
     return formatted("{} of '{}' on rank {}, {} of {} ranks", what, id.name, id.number(), ranks.size(), id.world);
   }
+  // On the lowest rank.
+  void tell(Note::Of of, int rank) {
+    note = {of, rank};
+    noted_ns = now_ns();
+    for (const int q : ranks)
+      if (q != by.core_.id.rank)
+        by.say(q, subject ^ kNote, by.next(), process::OutOfBandHow::Replaces, std::as_bytes(std::span(&note, 1)));
+  }
+  void tell_whom_it_waits_for(int rank) {
+    if (now_ns() - noted_ns >= (note.rank == rank ? kTellAgainNs : kTellNs)) tell(Note::Of::WaitsFor, rank);
+  }
+  // On the others.
+  void hear_note() {
+    const auto said = by.inbox_.take(ranks[0], subject ^ kNote, 0);
+    if (said && said->bytes.size() == sizeof note) std::memcpy(&note, said->bytes.data(), sizeof note);
+    if (std::find(ranks.begin(), ranks.end(), note.rank) == ranks.end()) note = {};
+  }
+  bool in_vain() const { return note.of == Note::Of::Lost || note.of == Note::Of::Left; }
+  [[noreturn]] void fail_gone(int q, Note::Of how) {
+    if (leads()) tell(how, q);
+    const PeerRank &p = by.core_.peers[static_cast<size_t>(q)];
+    const std::string who = by.core_.id.text(q);
+    if (how == Note::Of::Left)
+      throw Error(Code::PeerLost, formatted("{}: {} has destroyed its side of the communicator", name(), who), {q});
+    const std::string why = p.lost() ? p.process->lost_text() : by.core_.id.text(ranks[0]) + " says so";
+    throw Error(Code::PeerLost, formatted("{}: {} is gone: {}", name(), who, why), {q});
+  }
 };
 
-void RankExchange::say(int rank, uint64_t about, uint64_t number, uint32_t given_up,
+void RankExchange::say(int rank, uint64_t about, uint64_t number, process::OutOfBandHow how,
                        std::span<const std::byte> bytes) noexcept {
   const PeerRank &p = core_.peers[rank];
-  const OutOfBandHead head{p.their_index, core_.id.epoch, static_cast<uint32_t>(core_.id.rank), given_up, about, number};
-  std::array<std::byte, sizeof head + OutOfBand::kMostBytes> room;
+  const OutOfBandHead head{p.their_index, core_.id.epoch, static_cast<uint32_t>(core_.id.rank), static_cast<uint32_t>(how),
+                           about,         number};
+  std::array<std::byte, sizeof head + OutOfBand::kMostMessage> room;
   core_.context->control().tell(p.process, Control::OutOfBand, pack(head, bytes, room));
 }
 
 // The wait for a rank is in vain where the rank is gone and has not said its word. The exchange is then in vain as well.
-void RankExchange::check_there(const Gather &gather, int q) {
+void RankExchange::check_there(Gather &gather, int q, uint64_t about) {
   if (q == core_.id.rank) return;
   const PeerRank &p = core_.peers[q];
   // These flags are read before the inbox. What a rank said before the rank went has come before the flag rises.
   const bool lost = p.lost(), left = p.left.load(std::memory_order_acquire);
-  if ((!lost && !left) || inbox_.has(q, gather.subject)) return;
-  if (lost)
-    throw Error(Code::PeerLost, formatted("{}: {} is gone: {}", gather.name(), core_.id.text(q), p.process->lost_text()),
-                {q});
-  throw Error(Code::PeerLost,
-              formatted("{}: {} has destroyed its side of the communicator", gather.name(), core_.id.text(q)), {q});
+  if ((!lost && !left) || inbox_.has(q, about)) return;
+  gather.fail_gone(q, lost ? Gather::Note::Of::Lost : Gather::Note::Of::Left);
 }
 
 void RankExchange::check_goes_on(const Gather &gather, int q) {
   if (gather.look) gather.look();
   if (gather.deadline.passed()) {
-    if (inbox_.has_other(q, gather.subject))
+    if (inbox_.has_other(q, std::array{gather.subject, gather.subject ^ kAll, gather.subject ^ kNote}))
       fail(Code::Timeout, "{}: {} names other ranks (or another size): all must give the same list", gather.name(),
            core_.id.text(q));
     throw Error(Code::Timeout, formatted("{}: {} has not called it in time", gather.name(), core_.id.text(q)), {q});
@@ -87,52 +124,116 @@ void RankExchange::check_goes_on(const Gather &gather, int q) {
   if (interrupt_wanted()) fail(Code::Interrupted, "{}: interrupted while it waited for {}", gather.name(), core_.id.text(q));
 }
 
-OutOfBand::Message RankExchange::receive(Gather &gather, size_t from) {
+// On the lowest rank: what the next one contributes.
+RankExchange::Bytes RankExchange::receive(Gather &gather, size_t from) {
   const int q = gather.ranks[from];
   for (;;) {
-    for (const int r : gather.ranks.subspan(from)) check_there(gather, r);
-    if (auto got = inbox_.take(q, gather.subject, std::min(now_ns() + kLookNs, gather.deadline.ns())))
-      return std::move(*got);
+    for (const int r : gather.ranks.subspan(from)) check_there(gather, r, gather.subject);
+    if (auto got = inbox_.take(q, gather.subject, std::min(now_ns() + kLookNs, gather.deadline.ns()))) {
+      gather.taken.emplace_back(q, std::move(*got));
+      return gather.taken.back().second.bytes;
+    }
+    gather.tell_whom_it_waits_for(q);
     check_goes_on(gather, q);
   }
 }
 
-void RankExchange::all_gather(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,
-                              Deadline deadline, const std::function<void()> &look) {
-  Gather gather{*this,
-                what,
-                ranks,
-                deadline,
-                look,
-                subject_of(what, ranks, mine.size()),
-                number_.fetch_add(1, std::memory_order_relaxed) + 1,
-                aborts()};
-  gather.taken.reserve(ranks.size());
-  core_.context->progress().stand_in();
-  for (const int q : ranks)
-    if (q != core_.id.rank) say(q, gather.subject, gather.number, 0, mine);
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    std::byte *const to = all + i * mine.size();
-    if (ranks[i] == core_.id.rank) {
-      std::memcpy(to, mine.data(), mine.size());
+std::vector<RankExchange::Bytes> RankExchange::collect(Gather &gather, std::span<const std::byte> mine) {
+  std::vector<Bytes> all(gather.ranks.size());
+  gather.taken.reserve(all.size());
+  all[0].assign(mine.begin(), mine.end());
+  for (size_t i = 1; i < all.size(); ++i) all[i] = receive(gather, i);
+  return all;
+}
+
+// One stream of bytes, the size first, in as many messages as it needs.
+void RankExchange::send_all(const Gather &gather, const std::vector<Bytes> &all) {
+  net::ByteVector stream(sizeof(uint64_t));
+  for (const Bytes &bytes : all) net::Writer(stream).number(static_cast<uint16_t>(bytes.size())).bytes(bytes);
+  const uint64_t size = stream.size();
+  std::memcpy(stream.data(), &size, sizeof size);
+  for (size_t at = 0; at < stream.size(); at += OutOfBand::kMostMessage) {
+    const auto piece = std::span<const std::byte>(stream).subspan(at, std::min(stream.size() - at, OutOfBand::kMostMessage));
+    for (const int q : gather.ranks.subspan(1)) say(q, gather.subject ^ kAll, next(), process::OutOfBandHow::Says, piece);
+  }
+}
+
+// On the others. For whom the lowest rank has waited before this rank called may be about another exchange, which it has given up; it says so again.
+RankExchange::Bytes RankExchange::receive_all(Gather &gather) {
+  const int lowest = gather.ranks[0];
+  const uint64_t about = gather.subject ^ kAll;
+  const size_t most = sizeof(uint64_t) + gather.ranks.size() * (sizeof(uint16_t) + OutOfBand::kMostBytes);
+  gather.hear_note();
+  if (!gather.in_vain()) gather.note = {};
+  Bytes stream;
+  uint64_t size = sizeof size;
+  while (stream.size() < size) {
+    if (auto got = inbox_.take(lowest, about, std::min(now_ns() + kLookNs, gather.deadline.ns()))) {
+      stream.insert(stream.end(), got->bytes.begin(), got->bytes.end());
+      gather.taken.emplace_back(lowest, std::move(*got));
+      if (stream.size() >= sizeof size) std::memcpy(&size, stream.data(), sizeof size);
+      if (size > most || stream.size() > size)
+        fail(Code::Mismatch, "{}: {} passed on more than all ranks can have said", gather.name(), core_.id.text(lowest));
       continue;
     }
-    gather.taken.emplace_back(ranks[i], receive(gather, i));
-    const std::vector<std::byte> &bytes = gather.taken.back().second.bytes;
-    std::memcpy(to, bytes.data(), std::min(bytes.size(), mine.size()));  // the sizes are one where the subject is
+    gather.hear_note();
+    if (gather.in_vain()) gather.fail_gone(gather.note.rank, gather.note.of);
+    check_there(gather, lowest, about);
+    check_goes_on(gather, gather.note.rank < 0 ? lowest : gather.note.rank);
+  }
+  gather.hear_note();
+  return stream;
+}
+
+std::vector<RankExchange::Bytes> RankExchange::meet(Gather &gather, std::span<const std::byte> mine) {
+  core_.context->progress().stand_in();
+  std::vector<Bytes> all;
+  if (gather.leads()) {
+    all = collect(gather, mine);
+    send_all(gather, all);
+  } else {
+    say(gather.ranks[0], gather.subject, gather.number, process::OutOfBandHow::Says, mine);
+    const Bytes stream = receive_all(gather);
+    net::Reader r(std::span<const std::byte>(stream).subspan(sizeof(uint64_t)));
+    for (size_t i = 0; i < gather.ranks.size(); ++i) {
+      const auto bytes = r.bytes(r.number<uint16_t>());
+      all.emplace_back(bytes.begin(), bytes.end());
+      // Where it has given up before and comes again, what it said then may have been taken. Its own is what it says now.
+      if (gather.ranks[i] == core_.id.rank) all.back().assign(mine.begin(), mine.end());
+    }
+    if (!r.done())
+      fail(Code::Mismatch, "{}: {} passed on what cannot be read", gather.name(), core_.id.text(gather.ranks[0]));
   }
   gather.done = true;
+  return all;
+}
+
+std::vector<RankExchange::Bytes> RankExchange::gather(const char *what, std::span<const int> ranks,
+                                                      std::span<const std::byte> mine, Deadline deadline,
+                                                      const std::function<void()> &look) {
+  Gather gather{*this, what, ranks, deadline, look, subject_of(what, ranks, kAnySize), next(), aborts()};
+  return meet(gather, mine);
+}
+
+void RankExchange::all_gather(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,
+                              Deadline deadline) {
+  const std::function<void()> none;
+  Gather gather{*this, what, ranks, deadline, none, subject_of(what, ranks, mine.size()), next(), aborts()};
+  const std::vector<Bytes> blobs = meet(gather, mine);
+  for (size_t i = 0; i < blobs.size(); ++i)  // the sizes are one where the subject is
+    std::memcpy(all + i * mine.size(), blobs[i].data(), std::min(blobs[i].size(), mine.size()));
 }
 
 // The subject has 0 bytes, and no exchange has: so the two do not meet.
-void RankExchange::tell(const char *what, std::span<const int> ranks, std::span<const std::byte> mine) noexcept {
+void RankExchange::tell(const char *what, std::span<const int> ranks, std::span<const std::byte> mine,
+                        std::span<const int> whom) noexcept {
   const uint64_t subject = subject_of(what, ranks, 0);
-  const uint64_t number = number_.fetch_add(1, std::memory_order_relaxed) + 1;
-  for (const int q : ranks)
-    if (q != core_.id.rank) say(q, subject, number, 0, mine);
+  const uint64_t number = next();
+  for (const int q : whom)
+    if (q != core_.id.rank) say(q, subject, number, process::OutOfBandHow::Says, mine);
 }
 
-std::optional<std::vector<std::byte>> RankExchange::hear(const char *what, std::span<const int> ranks, int from) {
+std::optional<RankExchange::Bytes> RankExchange::hear(const char *what, std::span<const int> ranks, int from) {
   auto message = inbox_.take(from, subject_of(what, ranks, 0), 0);
   if (!message) return std::nullopt;
   return std::move(message->bytes);

@@ -1,6 +1,13 @@
 // All-gathers beside the operations, over the control connections (out_of_band.hpp). By such an all-gather the ranks that are left after a failure
 // agree.
 //
+//   rank 3   mine ------\                           /-----> all blobs
+//   rank 5   mine -------> rank 0, the lowest: all <------> all blobs
+//   rank 7   mine ------/                           \-----> all blobs
+//
+// So n ranks send 2(n - 1) messages, and not n(n - 1). The lowest rank tells the others whom it waits for, so that their errors name that rank, and
+// which rank has gone whose blob has not come.
+//
 // Thread rules: any thread.
 #pragma once
 
@@ -10,27 +17,36 @@
 #include <string>
 #include <vector>
 
-#include "rank/out_of_band.hpp"
+#include "process/control_wire.hpp"
 #include "rank/names.hpp"
+#include "rank/out_of_band.hpp"
 
 namespace isthmus::rank {
 
 class RankExchange {
  public:
+  using Bytes = std::vector<std::byte>;
   explicit RankExchange(RankCore &core) : core_(core), inbox_(core.id.world) {}
 
-  // All-gather of `mine`, at most OutOfBand::kMostBytes, also where the communicator has failed. Throws Error.
+  // What all have contributed, in the order of `ranks`, also where the communicator has failed. Throws Error.
   //   `ranks`  take part: ascending, this rank among them, the same list on all of them
   //   `what`   names the exchange in errors: the same text on all ranks
-  //   `all`    gets the bytes, in the order of `ranks`
+  //   `mine`   at most OutOfBand::kMostBytes
   //   `look`   is called now and then while the exchange waits, and may throw
   // The exchange ends where this rank meanwhile aborts the communicator, again or not, or destroys the communicator. Where the exchange has failed
   // on one rank, the exchange may have succeeded on others.
+  std::vector<Bytes> gather(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, Deadline deadline,
+                            const std::function<void()> &look = {});
+  // The same, where all must contribute as many bytes. `all` gets them.
   void all_gather(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,
-                  Deadline deadline, const std::function<void()> &look = {});
-  // tell() tells those ranks, and waits for no rank. hear() gives once what `from` has told the same ranks about the same thing.
-  void tell(const char *what, std::span<const int> ranks, std::span<const std::byte> mine) noexcept;
-  std::optional<std::vector<std::byte>> hear(const char *what, std::span<const int> ranks, int from);
+                  Deadline deadline);
+  // tell() tells those ranks, or some of them, and waits for no rank. hear() gives once what `from` has told about the same thing of the same ranks.
+  void tell(const char *what, std::span<const int> ranks, std::span<const std::byte> mine) noexcept {
+    tell(what, ranks, mine, ranks);
+  }
+  void tell(const char *what, std::span<const int> ranks, std::span<const std::byte> mine,
+            std::span<const int> whom) noexcept;
+  std::optional<Bytes> hear(const char *what, std::span<const int> ranks, int from);
 
   void forget(const char *what, std::span<const int> ranks);  // of what is told: nobody hears it any more
 
@@ -40,9 +56,14 @@ class RankExchange {
 
  private:
   struct Gather;
-  void say(int rank, uint64_t about, uint64_t number, uint32_t given_up, std::span<const std::byte> bytes) noexcept;
-  OutOfBand::Message receive(Gather &gather, size_t from);
-  void check_there(const Gather &gather, int q);
+  std::vector<Bytes> meet(Gather &gather, std::span<const std::byte> mine);
+  std::vector<Bytes> collect(Gather &gather, std::span<const std::byte> mine);
+  Bytes receive(Gather &gather, size_t from);
+  void send_all(const Gather &gather, const std::vector<Bytes> &all);
+  Bytes receive_all(Gather &gather);
+  void say(int rank, uint64_t about, uint64_t number, process::OutOfBandHow how, std::span<const std::byte> bytes) noexcept;
+  uint64_t next() noexcept { return number_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  void check_there(Gather &gather, int q, uint64_t about);
   void check_goes_on(const Gather &gather, int q);
 
   RankCore &core_;

@@ -29,7 +29,7 @@ class RankPort final : public process::LocalRank {
   void credit(uint32_t rank, uint64_t granted) noexcept override;
   void peer_left(uint32_t rank, uint64_t done, Leaving how) noexcept override;
   void peer_left_library(uint32_t rank) noexcept override;
-  void came_out_of_band(uint32_t rank, uint64_t about, uint64_t number, std::span<const std::byte> bytes) override;
+  void came_out_of_band(const process::OutOfBandHead &head, std::span<const std::byte> bytes) override;
   void withdrawn_out_of_band(uint32_t rank, uint64_t number) override;
   void came_of_agreement(const process::AgreeHead &head, std::span<const std::byte> ranks) override;
   void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept override;

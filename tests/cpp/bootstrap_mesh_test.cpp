@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <fstream>
 #include <future>
 #include <set>
 
@@ -589,6 +590,58 @@ TEST(Mesh, LetsGoOfAPeerThatHasGoneOnceNobodyHoldsIt) {
   EXPECT_EQ(asked, 2);
   EXPECT_EQ(p.of_a->arena.data()[4096], std::byte{0});  // who looks late finds zeros
   EXPECT_EQ(open_descriptors(), before - 2);
+}
+
+size_t arenas_mapped() {
+  std::ifstream maps("/proc/self/maps");
+  size_t n = 0;
+  for (std::string line; std::getline(maps, line);) n += contains(line, "memfd:isthmus-test");
+  return n;
+}
+
+// The dialer is the one with the smaller id.
+struct DialerAndWaiter {
+  std::unique_ptr<Node> dialer = std::make_unique<Node>(), waiter = std::make_unique<Node>();
+  DialerAndWaiter() {
+    if (waiter->mesh->self().process < dialer->mesh->self().process) std::swap(waiter, dialer);
+    dialer->mesh->add_key(kKey);
+    waiter->mesh->add_key(kKey);
+  }
+  Peer &dial() { return dialer->mesh->connect(waiter->mesh->self(), kKey, true, 0, Deadline(soon())); }
+};
+
+TEST(Mesh, AProcessThatCameAndEndedWhileNobodyConnectedToItLeavesNothing) {
+  const size_t before = arenas_mapped();
+  DialerAndWaiter two;
+  ASSERT_TRUE(two.dial().arena);
+  ASSERT_TRUE(eventually([&] { return arenas_mapped() == before + 4; })) << "each has its own, and the other's";
+  const size_t descriptors = two.waiter->mesh->counts().descriptors;
+  two.dialer.reset();
+  EXPECT_TRUE(eventually([&] {
+    two.waiter->mesh->let_go_of_the_gone([](Peer &) { return true; });
+    return arenas_mapped() == before + 1;
+  })) << arenas_mapped();
+  EXPECT_LT(static_cast<size_t>(two.waiter->mesh->counts().descriptors), descriptors);
+}
+
+TEST(Mesh, AWaitForAConnectionEndsWhenItsLookSaysThatItIsInVain) {
+  DialerAndWaiter two;
+  int looks = 0;
+  const auto look = [&] {
+    if (++looks == 3) fail(Code::Aborted, "the others have given up");
+  };
+  const auto wait_for = [&](int streams) {
+    looks = 0;
+    return error_of([&] { two.waiter->mesh->connect(two.dialer->mesh->self(), kKey, true, streams, Deadline(1e6), look); });
+  };
+  EXPECT_EQ(wait_for(0).text, "the others have given up") << "where the other side has not dialled";
+  two.dial();
+  EXPECT_EQ(wait_for(2).text, "the others have given up") << "where its data streams have not come";
+  auto dials = std::async(std::launch::async,
+                          [&] { two.dialer->mesh->connect(two.waiter->mesh->self(), kKey, true, 2, Deadline(soon())); });
+  looks = 3;
+  EXPECT_EQ(two.waiter->mesh->connect(two.dialer->mesh->self(), kKey, true, 2, Deadline(soon()), look).data.size(), 2u);
+  dials.get();
 }
 
 TEST(Mesh, HearsHeartbeatsAndTicks) {

@@ -301,6 +301,35 @@ TEST(Consensus, TooFewAreEnoughAsSoonAsTheMissingOneIsKnownToHaveEnded) {
   EXPECT_TRUE(w.verdict(0));
 }
 
+TEST(Consensus, TooFewAreEnoughAsSoonAsTheMissingOneIsKnownToHaveLeftWhereTheVerdictWasAcceptedBefore) {
+  Consensus one(1, 5, all_of(5));
+  const auto says = [&](int from, Saying::Kind kind, uint64_t ballot, const std::vector<int> &ranks, uint64_t accepted = 0) {
+    one.hear(from, {kind, ballot, accepted, 1, false, set_of(5, ranks)});
+  };
+  const auto asks = [&] {  // by which ballot rank 1 asks rank 2
+    uint64_t ballot = 0;
+    for (const auto &[to, word] : one.take_words())
+      if (to == 2 && word.kind == Saying::Kind::Prepare) ballot = word.ballot;
+    return ballot;
+  };
+  one.contribute(1, RankSet(5), false);
+  one.gone(3, Gone::Surely);
+  says(0, Saying::Kind::Propose, 1, {3});
+  one.gone(0, Gone::Surely);
+  const uint64_t first = asks();
+  ASSERT_NE(first, 0u);
+  says(2, Saying::Kind::Suspect, 0, {0, 3, 4});
+  says(2, Saying::Kind::Promise, first, {3}, 1);
+  EXPECT_TRUE(one.too_few()) << "rank 4 may live, and have another verdict";
+  one.gone(4, Gone::Left);
+  const uint64_t second = asks();
+  EXPECT_GT(second, first);
+  says(2, Saying::Kind::Promise, second, {3}, 1);
+  says(2, Saying::Kind::Accept, second, {});
+  ASSERT_TRUE(one.verdict());
+  EXPECT_EQ(one.verdict()->out, set_of(5, {3}));
+}
+
 // Ranks end at any moment, leaders in the middle of what they say among them.
 TEST(Consensus, EveryRankThatLivesGetsTheSameVerdictWhoeverEndsAtAnyMoment) {
   for (uint64_t seed = 1; seed <= 20'000; ++seed) {
@@ -376,6 +405,23 @@ TEST(Consensus, NoTwoRanksGetUnlikeVerdictsWhateverWaysAreCut) {
     }
     check(w, "seed " + std::to_string(seed));
   }
+}
+
+// Else each of many ranks would tell all others whenever one of them leaves.
+TEST(Consensus, TheVerdictIsRepeatedWhereWhoToldItIsLostAndByNobodyWhereRanksLeaveThatWereToldByTheLeader) {
+  World w(5);
+  for (int r = 0; r < w.size; ++r) w.contribute(r, 1);
+  w.drain();
+  Consensus &one = w.ranks[1], &two = w.ranks[2];
+  ASSERT_TRUE(one.verdict() && two.verdict());
+  for (const int q : {0, 2, 3, 4}) one.gone(q, Gone::Left);
+  EXPECT_TRUE(one.take_words().empty());
+  for (const int q : {1, 3, 4}) two.gone(q, Gone::Surely);
+  EXPECT_TRUE(two.take_words().empty());
+  two.gone(0, Gone::Perhaps);
+  const auto said = two.take_words();
+  EXPECT_EQ(said.size(), 4u);
+  for (const auto &[to, word] : said) EXPECT_EQ(word.kind, Saying::Kind::Decide);
 }
 
 // A network falls into two parts, for good.

@@ -51,7 +51,7 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
   void credit(uint32_t, uint64_t bytes) noexcept override { granted = bytes; }
   void peer_left(uint32_t, uint64_t, Leaving) noexcept override { ++left; }
   void peer_left_library(uint32_t) noexcept override { ++left_library; }
-  void came_out_of_band(uint32_t, uint64_t, uint64_t, std::span<const std::byte> bytes) override { came += bytes.size(); }
+  void came_out_of_band(const OutOfBandHead &, std::span<const std::byte> bytes) override { came += bytes.size(); }
   void withdrawn_out_of_band(uint32_t, uint64_t) override { ++withdrawn; }
   void came_of_agreement(const AgreeHead &, std::span<const std::byte> ranks) override { agreed += ranks.size(); }
   void peer_lost(bootstrap::Peer &, const std::string &, const char *) noexcept override {}

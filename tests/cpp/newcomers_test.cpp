@@ -81,6 +81,23 @@ TEST(Newcomers, HearWhyNobodyHasItAlsoWhereTheMemberSaysNothing) {
   EXPECT_TRUE(contains(left.get(), "the members have given up"));
 }
 
+TEST(Newcomers, ThatWaitForSomethingElseHearThatTheMembersHaveGivenUpOrAreGone) {
+  const Ticket ticket = ticket_for();
+  auto comes =
+      std::async(std::launch::async, [&] { return std::make_unique<Entry>(ticket, at_home(), kAnySlot, Deadline(soon())); });
+  ASSERT_TRUE(await_waiting(ticket, 1));
+  auto come = std::make_unique<Newcomers>(ticket, std::vector<int>{1}, Deadline(soon()), Look());
+  come->welcome(welcome_to(2), {1});
+  const std::unique_ptr<Entry> entry = comes.get();
+  entry->look();  // nothing to hear yet
+  come->failed({Code::Device, "rank 0 has no device"});
+  Status heard;
+  EXPECT_TRUE(eventually([&] { return !(heard = error_of([&] { entry->look(); })).ok(); }));
+  EXPECT_EQ(heard.text, "rank 0 has no device");
+  come.reset();
+  EXPECT_TRUE(eventually([&] { return error_of([&] { entry->look(); }).code == Code::PeerLost; }));
+}
+
 TEST(Newcomers, ATicketIsUsedOnceAndWhoIsLeftOverOrLateIsToldSo) {
   const Ticket ticket = ticket_for();
   auto one = begin_to_come(ticket, "a"), other = begin_to_come(ticket, "b");

@@ -1,6 +1,7 @@
 // What ranks tell each other beside the operations: what is kept of it, and for how long.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <thread>
 
 #include "base/clock.hpp"
@@ -28,11 +29,11 @@ TEST(OutOfBand, GivesTheOldestOfThatRankAboutThat) {
   o.came(2, 7, 1, text("his"));
   EXPECT_FALSE(take(o, 0, 7));
   EXPECT_EQ(take(o, 1, 7), text("first"));
-  EXPECT_TRUE(o.has_other(1, 7));
+  EXPECT_TRUE(o.has_other(1, std::array<uint64_t, 1>{7}));
   EXPECT_EQ(take(o, 1, 7), text("second"));
   EXPECT_FALSE(take(o, 1, 7));
   EXPECT_EQ(take(o, 1, 8), text("other"));
-  EXPECT_FALSE(o.has_other(1, 7));
+  EXPECT_FALSE(o.has_other(1, std::array<uint64_t, 1>{7}));
   EXPECT_EQ(take(o, 2, 7), text("his"));
 }
 
@@ -44,7 +45,7 @@ TEST(OutOfBand, ForgetsWhatItsSenderHasGivenUp) {
   o.withdrawn(1, 9);
   EXPECT_EQ(take(o, 1, 7), text("new"));
   EXPECT_FALSE(take(o, 1, 7));
-  EXPECT_TRUE(o.has_other(1, 8)) << "an error may still tell of it";
+  EXPECT_TRUE(o.has_other(1, std::array<uint64_t, 1>{8})) << "an error may still tell of it";
 }
 
 TEST(OutOfBand, DropsWhatNobodyWantsAnyMoreAlsoWhereItComesLater) {
@@ -54,7 +55,7 @@ TEST(OutOfBand, DropsWhatNobodyWantsAnyMoreAlsoWhereItComesLater) {
   o.forget(7);
   o.came(1, 7, 3, text("late"));
   EXPECT_FALSE(o.has(1, 7));
-  EXPECT_FALSE(o.has_other(1, 8));
+  EXPECT_FALSE(o.has_other(1, std::array<uint64_t, 1>{8}));
   EXPECT_EQ(take(o, 1, 8), text("other"));
 }
 
@@ -71,19 +72,21 @@ TEST(OutOfBand, HasWhatMayBeTaken) {
 
 TEST(OutOfBand, KeepsOnlyTheNewestOfWhoSaysTooMuch) {
   OutOfBand o(2);
-  for (uint64_t n = 0; n < 3 * OutOfBand::kMostKept; ++n) o.came(1, 7, n, text(std::to_string(n).c_str()));
-  for (uint64_t n = 2 * OutOfBand::kMostKept; n < 3 * OutOfBand::kMostKept; ++n)
-    EXPECT_EQ(take(o, 1, 7), text(std::to_string(n).c_str()));
+  const uint64_t most = o.most_kept();
+  for (uint64_t n = 0; n < 3 * most; ++n) o.came(1, 7, n, text(std::to_string(n).c_str()));
+  for (uint64_t n = 2 * most; n < 3 * most; ++n) EXPECT_EQ(take(o, 1, 7), text(std::to_string(n).c_str()));
   EXPECT_FALSE(take(o, 1, 7));
 }
 
 TEST(OutOfBand, OfWhoSaysTooMuchWhatItHasGivenUpGoesFirst) {
   OutOfBand o(2);
-  for (uint64_t n = 0; n < OutOfBand::kMostKept; ++n) o.came(1, 7, n, text(std::to_string(n).c_str()));
+  for (uint64_t n = 0; n < o.most_kept(); ++n) o.came(1, 7, n, text(std::to_string(n).c_str()));
   o.withdrawn(1, 5);
   o.came(1, 7, 99, text("new"));
-  for (const uint64_t n : {0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+  for (uint64_t n = 0; n < o.most_kept(); ++n) {
+    if (n == 5) continue;
     EXPECT_EQ(take(o, 1, 7), text(std::to_string(n).c_str()));
+  }
   EXPECT_EQ(take(o, 1, 7), text("new"));
 }
 
@@ -109,10 +112,29 @@ TEST(OutOfBand, DropsWhatNoRankCanHaveSaid) {
   o.came(2, 7, 1, text("nobody"));
   o.came(UINT32_MAX, 7, 1, text("nobody"));
   o.withdrawn(UINT32_MAX, 1);
-  o.came(1, 7, 1, std::vector<std::byte>(OutOfBand::kMostBytes + 1));
+  o.replace(2, 7, 1, text("nobody"));
+  o.came(1, 7, 1, std::vector<std::byte>(OutOfBand::kMostMessage + 1));
   EXPECT_FALSE(take(o, 1, 7));
-  o.came(1, 7, 2, std::vector<std::byte>(OutOfBand::kMostBytes));
-  EXPECT_EQ(take(o, 1, 7)->size(), OutOfBand::kMostBytes);
+  o.came(1, 7, 2, std::vector<std::byte>(OutOfBand::kMostMessage));
+  EXPECT_EQ(take(o, 1, 7)->size(), OutOfBand::kMostMessage);
+}
+
+TEST(OutOfBand, WhatReplacesIsAllThatTheRankHasSaidAboutThat) {
+  OutOfBand o(3);
+  o.came(1, 8, 1, text("other"));
+  for (uint64_t n = 2; n < 100; ++n) o.replace(1, 7, n, text(std::to_string(n).c_str()));
+  o.replace(2, 7, 1, text("his"));
+  EXPECT_EQ(take(o, 1, 7), text("99"));
+  EXPECT_FALSE(take(o, 1, 7));
+  EXPECT_EQ(take(o, 1, 8), text("other")) << "and nothing else was dropped for it";
+  EXPECT_EQ(take(o, 2, 7), text("his"));
+}
+
+TEST(OutOfBand, KeepsWhatAllRanksHaveContributedAtMost) {
+  const int world = 1000;
+  OutOfBand o(world);
+  const size_t whole = world * (OutOfBand::kMostBytes + sizeof(uint64_t));
+  EXPECT_GE(o.most_kept() * OutOfBand::kMostMessage, whole + 15 * OutOfBand::kMostMessage);
 }
 
 TEST(OutOfBand, WaitsUntilItComesOrTheTimeHasPassed) {

@@ -358,10 +358,12 @@ class Set:
         self.all: list[Rank] = []
         self.flight: list[str] = []
         self.counts: Counter[str] = Counter()
+        self.seconds: dict[str, float] = {}  # that the events of a kind have taken together
         # Of each process, when it was first looked at: descriptors that are not for its peers, and threads.
         self.own: dict[int, int] = {}
         self.threads: dict[int, int] = {}
         self.ticketed: set[int] = set()
+        self.makers: dict[str, int] = {}  # of tickets
         self.island: dict[int, str | None] = {}
         self.began = time.monotonic()
 
@@ -459,6 +461,7 @@ class Set:
         maker = self.chance.choice(self.members)
         self.ticketed.add(maker.rank)
         (text,) = self.all_do([maker], "ticket")
+        self.makers[text] = maker.rank
         return str(text)
 
     def grow_by(self, come: Sequence[Rank], ticket: str, slots: list[int] | None = None) -> None:
@@ -532,12 +535,25 @@ class Set:
         self.say(self.members, "grow", ticket=ticket, n=1)
         self.strike([victim], within=0.03)
         left = self.without([victim])
-        if self.alike([*left, new], "grow"):
+        if self.alike(left, "grow"):
+            self.hear(new)
             self.members = [*self.members, new]
-            self.after_loss([*left, new])
-        else:
-            self.end(new)
-            self.after_loss(left)
+            return self.after_loss([*left, new])
+        waits = self.still_waits(new, ticket, left)
+        self.after_loss(left)
+        if waits:
+            return self.grow_by([new], ticket)
+        self.hear(new, ("failed",))
+        self.end(new)
+
+    def still_waits(self, new: Rank, ticket: str, left: Sequence[Rank]) -> bool:
+        """Whether it waits, with a ticket that was not used in a grow that has failed, as who made it lives on. Else it is told."""
+        (maker,) = [one for one in self.members if one.rank == self.makers[ticket]]
+        until = time.monotonic() + HEARD
+        while time.monotonic() < until and not new.channel.poll(0.001):
+            if maker in left and self.all_do([maker], "joiners", ticket=ticket, wanted=0) == [1]:
+                return True
+        return False
 
     def kill_in_agree(self) -> None:
         (victim,) = self.pick(1)
@@ -791,9 +807,11 @@ class Set:
             for number in range(cycles):
                 name = self.choose()
                 self.note(f"cycle {number}: {name}")
+                begun = time.monotonic()
                 getattr(self, name.replace(" ", "_"))()
                 self.verify()
                 self.counts[name] += 1
+                self.seconds[name] = self.seconds.get(name, 0) + time.monotonic() - begun
             for one in list(self.members):
                 one.tell(("end", {}))
             for one in self.members:
@@ -815,6 +833,7 @@ def main() -> int:
     args = parser.parse_args()
     sets = args.sets or -(-args.cycles // CYCLES)
     zygote, counts, failed = Zygote(), Counter[str](), 0
+    lasted: dict[str, float] = {}
     begin = time.monotonic()
     try:
         for seed in range(args.seed, args.seed + sets):
@@ -825,6 +844,7 @@ def main() -> int:
                 failed += 1
                 print(error, flush=True)
             counts += one.counts
+            lasted = {name: lasted.get(name, 0) + one.seconds.get(name, 0) for name in EVENTS}
     finally:
         zygote.close()
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -838,6 +858,7 @@ def main() -> int:
         "failed": failed,
         "cycles": cycles,
         "events": dict(sorted(counts.items())),
+        "mean_seconds": {name: round(lasted[name] / count, 3) for name, count in sorted(counts.items())},
         "seconds": round(time.monotonic() - begin, 1),
         "processor_seconds_per_cycle": round(seconds / max(1, cycles), 3),
     }

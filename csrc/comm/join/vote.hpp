@@ -13,14 +13,17 @@
 
 namespace isthmus::comm::join {
 
-// The parts of a step on this rank. The failure of a part is kept until the step's end, where all ranks hear of the failure. The parts behind a
-// failed part are left out.
+// The parts of a step on this rank. The first failure of a part is kept until the step's end, where all ranks hear of it. The parts behind a failed
+// part are left out, but those for which other ranks wait, in any_way().
 class Attempts {
  public:
   explicit Attempts(const Invitation &invitation) : invitation_(invitation) {}
   template <class Part>
   void operator()(const Part &part) {
-    if (!trouble_.ok()) return;
+    if (trouble_.ok()) any_way(part);
+  }
+  template <class Part>
+  void any_way(const Part &part) {
     try {
       part();
     } catch (const Error &e) { note(e.code(), e.text()); } catch (const std::exception &e) {  // no memory, no thread
@@ -31,7 +34,8 @@ class Attempts {
 
  private:
   void note(Code code, const std::string &why) {
-    trouble_ = {code, formatted("init of '{}' on rank {}: {}", invitation_.name, invitation_.number(), why)};
+    if (trouble_.ok())
+      trouble_ = {code, formatted("init of '{}' on rank {}: {}", invitation_.name, invitation_.number(), why)};
   }
   const Invitation &invitation_;
   Status trouble_;

@@ -155,7 +155,8 @@ bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreemen
                                  theirs.ucx};
   try {
     return &invitation.context->links().connect(theirs.endpoint, agreement.ranks[0].key, reach == Reach::MemoryToo,
-                                                map.streamed(invitation.rank, q) ? &streams : nullptr, invitation.deadline);
+                                                map.streamed(invitation.rank, q) ? &streams : nullptr, invitation.deadline,
+                                                [&] { invitation.exchange.look(); });
   } catch (const Error &e) {  // the mesh names a process, and users know ranks
     throw Error(e.code(), formatted("rank {} (pid {} on {}): {}", theirs.number.slot, theirs.info.pid, theirs.info.hostname,
                                     e.text()));
@@ -196,7 +197,8 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
     if (theirs.process == offer.blob.info.process) continue;
     const bool same_host = theirs.host == offer.blob.info.host;
     auto *&process = wiring.processes[q];
-    attempt([&] {
+    attempt.any_way([&] {
+      if (!attempt.trouble().ok()) invitation.exchange.look();
       process =
           connect(invitation, agreement, agreement.map, static_cast<int>(q), same_host ? Reach::MemoryToo : Reach::TcpAlone);
     });
