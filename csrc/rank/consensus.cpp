@@ -54,7 +54,8 @@ Suspicions::Suspicions(int world, RankSet members)
       members_(std::move(members)),
       whom_(static_cast<size_t>(world), RankSet(world)),
       ended_(world),
-      left_(world) {}
+      left_(world),
+      lost_(world) {}
 
 bool Suspicions::add_gone(int by, int rank) { return add_new(whom_[static_cast<size_t>(by)], rank); }
 
@@ -68,6 +69,12 @@ RankSet Suspicions::suspected() const {
   for (int q = 0; q < world_; ++q)
     if (members_.has(q) && !out.has(q)) out.add(whom_[static_cast<size_t>(q)]);
   return out;
+}
+
+bool Suspicions::alone(int rank) const {
+  for (int q = 0; q < world_; ++q)
+    if (members_.has(q) && q != rank && !lost_.has(q)) return false;
+  return true;
 }
 
 RankSet Suspicions::live() const {
@@ -141,6 +148,7 @@ void Consensus::withdraw() {
 
 void Consensus::gone(int rank, Gone how) {
   if (!suspicions_.member(rank) || rank == rank_) return;
+  suspicions_.add_lost(rank);
   // Those that are left may be enough now.
   if (how == Gone::Surely && suspicions_.add_ended(rank)) too_few_ = false;
   if (how == Gone::Left && suspicions_.add_left(rank)) too_few_ = false;
@@ -261,6 +269,8 @@ void Consensus::step() {
     while (first < world_ && !in.has(first)) ++first;
     const bool other_leads = promised_ != 0 && owner_of(promised_, world_) != rank_ && in.has(owner_of(promised_, world_));
     if (first == rank_ && !other_leads && !too_few_) lead();
+    // Whom a lower rank suspects waits for a verdict of the others. From whom it has lost all of them, it never comes.
+    else if (suspicions_.alone(rank_)) too_few_ = true;
     return;
   }
   if (leading_ == Leading::Collects && all_have_said(promises_, in, world_)) propose();

@@ -72,6 +72,8 @@ class Suspicions {
   bool add_gone(int by, int rank);  // false: `by` has suspected the rank before
   bool add_ended(int rank);         // for certain. False: that was known
   bool add_left(int rank);          // false: that was known
+  void add_lost(int rank) { lost_.add(rank); }
+  bool alone(int rank) const;  // all other members have been lost
   const RankSet &by(int rank) const noexcept { return whom_[static_cast<size_t>(rank)]; }
   RankSet suspected() const;
   RankSet live() const;                                          // members that are not suspected
@@ -82,7 +84,7 @@ class Suspicions {
   const int world_;
   const RankSet members_;
   std::vector<RankSet> whom_;  // by the rank that suspects
-  RankSet ended_, left_;
+  RankSet ended_, left_, lost_;
 };
 
 class Consensus {

@@ -330,6 +330,21 @@ TEST(Consensus, TooFewAreEnoughAsSoonAsTheMissingOneIsKnownToHaveLeftWhereTheVer
   EXPECT_EQ(one.verdict()->out, set_of(5, {3}));
 }
 
+TEST(Consensus, WhomTheOthersSuspectAndWhoHasLostAllOfThemDoesNotWaitForTheirVerdict) {
+  World w(3);
+  w.contribute(0, 1, {2});
+  w.contribute(1, 1, {2});
+  ASSERT_TRUE(w.deliver(0, 2)) << "who suspects it";
+  w.cut(0, 2);
+  w.cut(1, 2);
+  w.drain();
+  EXPECT_EQ(w.verdict(0)->out, set_of(3, {2}));
+  w.contribute(2, 1);
+  w.drain();
+  EXPECT_FALSE(w.verdict(2));
+  EXPECT_TRUE(w.ranks[2].too_few());
+}
+
 // Ranks end at any moment, leaders in the middle of what they say among them.
 TEST(Consensus, EveryRankThatLivesGetsTheSameVerdictWhoeverEndsAtAnyMoment) {
   for (uint64_t seed = 1; seed <= 20'000; ++seed) {

@@ -547,7 +547,7 @@ class Set:
         self.end(new)
 
     def still_waits(self, new: Rank, ticket: str, left: Sequence[Rank]) -> bool:
-        """Whether it waits, with a ticket that was not used in a grow that has failed, as who made it lives on. Else it is told."""
+        """Whether it waits, with a ticket that a grow has not used and whose maker lives. Else it is told."""
         (maker,) = [one for one in self.members if one.rank == self.makers[ticket]]
         until = time.monotonic() + HEARD
         while time.monotonic() < until and not new.channel.poll(0.001):
