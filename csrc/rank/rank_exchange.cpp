@@ -82,6 +82,7 @@ struct RankExchange::Gather {
   }
   bool in_vain() const { return note.of == Note::Of::Lost || note.of == Note::Of::Left; }
   [[noreturn]] void fail_gone(int q, Note::Of how) {
+    if (look) look();  // what has ended the whole communicator, or another's farewell, may say why it has gone
     if (leads()) tell(how, q);
     const PeerRank &p = by.core_.peers[static_cast<size_t>(q)];
     const std::string who = by.core_.id.text(q);
