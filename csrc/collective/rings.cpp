@@ -45,14 +45,14 @@ uint64_t Rings::allocate(uint64_t bytes) const {
 Rings::ArenaPart Rings::grow(uint64_t need, uint64_t before) const {
   if (const uint64_t twice = 2 * before; twice > need && arena_.staging_used() + twice <= arena_.staging_limit() / 4) {
     try {
-      return {arena_.allocate_staging(twice), twice};
+      return {arena_.allocate_staging(twice), twice, 0};
     } catch (const Error &) {}  // in pieces
   }
-  return {allocate(need), need};
+  return {allocate(need), need, 0};
 }
 
 // Operations take turns through a ring of kRingTurn, where there is memory for such a ring. A reader finds a slot sooner once the slot has left
-// the writer's second-level cache. A writer finds a slot sooner once the slot has left the readers' caches. The ring's pages are made at once.
+// the writer's second-level cache. A writer finds a slot sooner once the slot has left the readers' caches.
 void Rings::grow_slots(uint64_t need, bool idle) {
   constexpr uint64_t kLeastBytes = 256 << 10;
   if (need <= ring_.bytes) return;
@@ -65,7 +65,17 @@ void Rings::grow_slots(uint64_t need, bool idle) {
     } catch (const Error &) {}  // not in one piece
   }
   if (!ring_.offset) ring_ = grow(std::max(need, std::min(kLeastBytes, limit / 16)), before);
-  prefault(arena_.base() + ring_.offset, std::min(ring_.bytes, plan::kRingTurn));
+}
+
+// The pages of a turn are made some operations ahead, twice as many each time: one call makes many of them, and the first operation of a
+// communicator that has just been made does not wait for all of them.
+void Rings::make_pages(uint64_t upto) noexcept {
+  constexpr uint64_t kFirst = 64 << 10;
+  const uint64_t most = std::min(ring_.bytes, plan::kRingTurn);
+  if (ring_.made >= std::min(upto, most)) return;
+  const uint64_t end = std::min(most, std::max({upto, 2 * ring_.made, kFirst}));
+  prefault(arena_.base() + ring_.offset + ring_.made, end - ring_.made);
+  ring_.made = end;
 }
 
 void Rings::grow_scratch(uint64_t need, bool idle) {
@@ -92,14 +102,15 @@ Rings::Room Rings::take(uint64_t slots, uint64_t scratch) {
     } catch (const Error &e) {
       if (!idle || e.code() != Code::Resource) throw;
       give_all();  // the memory that was kept may be more than this operation asks for
-      if (scratch) scratch_ = {allocate(scratch), scratch};
-      if (slots) ring_ = {allocate(slots), slots};
+      if (scratch) scratch_ = {allocate(scratch), scratch, 0};
+      if (slots) ring_ = {allocate(slots), slots, 0};
     }
   }
   Room room;
   if (slots) {
     if (turn_ + slots > ring_.bytes) turn_ = 0;
     room.slots = ring_.offset + turn_;
+    make_pages(turn_ + slots);
     turn_ += (slots + kLine - 1) / kLine * kLine;
   }
   if (scratch) {
@@ -114,7 +125,7 @@ Rings::Room Rings::take(uint64_t slots, uint64_t scratch) {
 Rings::Room Rings::take_beyond(uint64_t slots) {
   const Lock lock(mutex_);
   outgrow(ring_, lent_ == 0 && read_(last_));
-  ring_ = {arena_.allocate_beyond(slots), slots};
+  ring_ = {arena_.allocate_beyond(slots), slots, 0};
   turn_ = slots;
   ++lent_;
   return {ring_.offset, 0};

@@ -47,6 +47,7 @@ class Rings {
  private:
   struct ArenaPart {
     uint64_t offset = 0, bytes = 0;  // 0: none
+    uint64_t made = 0;               // so many bytes from the begin on have pages
   };
   void give(ArenaPart &place) noexcept ISTHMUS_REQUIRES(mutex_);
   void outgrow(ArenaPart &place, bool idle) ISTHMUS_REQUIRES(mutex_);
@@ -54,6 +55,7 @@ class Rings {
   ArenaPart grow(uint64_t need, uint64_t before) const ISTHMUS_REQUIRES(mutex_);
   void grow_slots(uint64_t need, bool idle) ISTHMUS_REQUIRES(mutex_);
   void grow_scratch(uint64_t need, bool idle) ISTHMUS_REQUIRES(mutex_);
+  void make_pages(uint64_t upto) noexcept ISTHMUS_REQUIRES(mutex_);
   void give_all() noexcept ISTHMUS_REQUIRES(mutex_);
 
   link::Arena &arena_;

@@ -18,7 +18,8 @@
 // one needs, so the next one proposes the same.
 //
 // Whom the leader waits for: all members that nobody suspects. A rank suspects those that are gone for it and those that its program names,
-// and tells everybody. Where two suspect each other (the way between them is cut), the word of the lower one counts.
+// and tells the lowest rank that it does not suspect, or everybody where that one's word says less. So an agreement of n ranks costs some 6 n
+// words where all have lost the same ones. Where two suspect each other (the way between them is cut), the word of the lower one counts.
 //
 // How many are enough: more than half of the members, or all but those that have ended for certain. For a verdict that ranks have accepted
 // before, those that have left do not count either: they may have had it. So of two halves of a network that is cut at most one decides. `alone` (the program allows a minority) gives that up.
@@ -27,70 +28,21 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "rank/rank_set.hpp"
+#include "rank/saying.hpp"
+#include "rank/suspicions.hpp"
 
 namespace isthmus::rank {
-
-struct Verdict {
-  uint64_t flags = 0;  // the AND of what the ranks have contributed that are not in `out`
-  RankSet out;         // the ranks with which the others do not go on
-  bool operator==(const Verdict &) const = default;
-};
-
-// What is known of a rank that is gone.
-//   Perhaps  the way to it is cut, and it may live
-//   Left     it has left the communicator, and lives. What it had to say of its agreements has come before
-//   Surely   it has ended
-enum class Gone : uint8_t { Perhaps, Left, Surely };
-
-// What one rank says to another in an agreement.
-struct Saying {
-  enum class Kind : uint32_t {
-    Suspect = 1,  // `ranks`: whom the sender suspects
-    Prepare = 2,
-    Promise =
-        3,  // `accepted` 0: `flags`, `alone` and `ranks` (suspected) are the sender's; else `flags` and `ranks` (out) are the verdict's
-    Propose = 4,
-    Accept = 5,
-    Decide = 6,     // `flags`, `ranks`: the verdict. `ballot` 0: not the leader's word, which goes to all
-    Overtaken = 7,  // a word of an older ballot than `ballot`, which the sender has promised
-    TooFew = 8      // the leader has heard of all that it can hear of, and they are too few
-  };
-  Kind kind{};
-  uint64_t ballot = 0, accepted = 0, flags = 0;
-  bool alone = false;
-  RankSet ranks;
-};
-
-// Who suspects whom, and what follows.
-class Suspicions {
- public:
-  Suspicions(int world, RankSet members);
-  void add(int by, const RankSet &whom) { whom_[static_cast<size_t>(by)].add(whom); }
-  bool add_gone(int by, int rank);  // false: `by` has suspected the rank before
-  bool add_ended(int rank);         // for certain. False: that was known
-  bool add_left(int rank);          // false: that was known
-  void add_lost(int rank) { lost_.add(rank); }
-  bool alone(int rank) const;  // all other members have been lost
-  const RankSet &by(int rank) const noexcept { return whom_[static_cast<size_t>(rank)]; }
-  RankSet suspected() const;
-  RankSet live() const;                                          // members that are not suspected
-  bool enough(const RankSet &with, bool accepted_before) const;  // to decide without the others
-  bool member(int rank) const noexcept { return members_.has(rank); }
-
- private:
-  const int world_;
-  const RankSet members_;
-  std::vector<RankSet> whom_;  // by the rank that suspects
-  RankSet ended_, left_, lost_;
-};
 
 class Consensus {
  public:
   // `members`: who takes part, `rank` among them.
   Consensus(int rank, int world, RankSet members);
+  Consensus(const Consensus &) = delete;
 
   // The program's part. Called again, it replaces what has not been proposed yet, and ends too_few().
   void contribute(uint64_t flags, const RankSet &suspects, bool alone);
@@ -100,11 +52,7 @@ class Consensus {
   void hear(int from, const Saying &word);
   void gone(int rank, Gone how);
 
-  struct Addressed {
-    int to;
-    Saying word;
-  };
-  std::vector<Addressed> take_words();  // in the order in which they are to be sent
+  std::vector<Addressed> take_words() { return queue_.take(); }  // in the order in which they are to be sent
   const std::optional<Verdict> &verdict() const noexcept { return verdict_; }
   bool too_few() const noexcept { return too_few_; }  // for the text of an error; the agreement may still succeed
   // Who has not said its word yet, as far as this rank knows. Who leads knows all of them. Another rank waits for the one that leads alone, and for
@@ -121,10 +69,8 @@ class Consensus {
     bool alone;
   };
 
-  void say(int to, Saying word);
-  void tell_suspects();
-  void say_all(const Saying &word);
-  void answer(int to, Saying word) { to == rank_ ? hear_one(to, word) : say(to, std::move(word)); }
+  bool waits_for_promised() const;
+  void answer(int to, Saying word) { to == rank_ ? hear_one(to, word) : queue_.say(to, std::move(word)); }
   void hear_one(int from, const Saying &word);
   void on_prepare(int from, const Saying &word);
   void on_propose(int from, const Saying &word);
@@ -134,27 +80,30 @@ class Consensus {
   void lead();
   void propose();
   void tell_those_out();
+  void try_again();
   void give_up();
 
   const int rank_, world_;
   std::optional<Mine> mine_;
   Suspicions suspicions_;
+  SayingQueue queue_;
+  SuspicionTalk talk_;
   // As one that accepts.
   uint64_t promised_ = 0, promised_to_say_ = 0;  // the ballot of which Promise is still to be said; 0: none
   uint64_t accepted_ = 0;
-  uint64_t put_off_ = 0;  // the newest ballot of a leader for which this rank did not wait when it asked; 0: none
-  RankSet heard_;         // who has called the agreement, by words that came since this rank's last call failed
+  std::map<int, uint64_t> put_off_;  // the newest ballots of leaders for which this rank did not wait when they asked
+  RankSet heard_;                    // who has called the agreement, by words that came since this rank's last call failed
   Verdict accepted_verdict_;
   // As the leader.
   Leading leading_ = Leading::No;
   uint64_t ballot_ = 0;
-  std::map<int, Saying> promises_, accepts_;
   struct {
-    RankSet asked;                 // for a promise by that ballot
-    RankSet promised;              // who had promised when the verdict was proposed
+    RankSet asked;  // for a promise by that ballot
+    std::map<int, Saying> promises, accepts;
+    RankSet promised;  // who had promised when the verdict was proposed
+    Verdict proposed;
     bool accepted_before = false;  // that verdict is of an earlier ballot
   } party_;
-  Verdict proposed_;
   // As one that learns.
   std::optional<Verdict> verdict_;
   struct {
@@ -162,7 +111,7 @@ class Consensus {
     bool all = false;  // that one has told all
   } told_;
   bool too_few_ = false;
-  std::vector<Addressed> out_;
+  std::set<int> given_up_;  // leaders, this rank perhaps among them, that have said so since they last asked
 };
 
 }  // namespace isthmus::rank

@@ -41,7 +41,7 @@ class RankAgreement {
   void cut(int rank);  // the way to the rank is cut; its process may live
 
  private:
-  using Outgoing = std::vector<Consensus::Addressed>;
+  using Outgoing = std::vector<Addressed>;
   struct Early {
     int from;
     Saying word;

@@ -18,6 +18,11 @@ class RankSet {
   static size_t words_of(int world) noexcept { return (static_cast<size_t>(world) + 63) / 64; }
 
   bool has(int rank) const noexcept { return words_[at(rank)] >> (rank & 63) & 1; }
+  bool has(const RankSet &other) const noexcept {  // all of the other one; of the same world
+    for (size_t i = 0; i < other.words_.size(); ++i)
+      if ((other.words_[i] & ~(i < words_.size() ? words_[i] : 0)) != 0) return false;
+    return true;
+  }
   void add(int rank) noexcept { words_[at(rank)] |= uint64_t{1} << (rank & 63); }
   void add(const RankSet &other) noexcept {
     for (size_t i = 0; i < std::min(words_.size(), other.words_.size()); ++i) words_[i] |= other.words_[i];

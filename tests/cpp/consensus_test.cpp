@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "rank/consensus.hpp"
@@ -32,7 +33,7 @@ struct World {
     bool cut = false, told = false;  // told: the receiver knows that the way is cut
   };
   int size;
-  std::vector<Consensus> ranks;
+  std::deque<Consensus> ranks;
   std::vector<std::vector<Way>> ways;             // [from][to]
   std::vector<char> called, dead, stopped, gone;  // gone: has left and lives
   std::vector<uint64_t> flags;
@@ -240,9 +241,24 @@ TEST(Consensus, OfTwoThatLoseEachOtherNeitherGoesOn) {
 TEST(Consensus, WhereTheWayBetweenTwoIsCutTheHigherOneIsLeftOutAndHearsItFromAThird) {
   World w(3);
   w.cut(0, 1);
-  for (int r = 0; r < 3; ++r) w.contribute(r, 1);
+  ASSERT_TRUE(w.tell_of_cut(0, 1) && w.tell_of_cut(1, 0));
+  w.contribute(0, 1);
+  ASSERT_TRUE(w.deliver(0, 2)) << "before the word of the higher one";
+  for (const int r : {1, 2}) w.contribute(r, 1);
   w.drain();
   for (int r = 0; r < 3; ++r) EXPECT_EQ(w.verdict(r), (Verdict{1, set_of(3, {1})})) << r;
+}
+
+TEST(Consensus, WhomARankSuspectedThatHasEndedSinceGoesOn) {
+  World w(4);
+  w.contribute(0, 1, {2});
+  ASSERT_TRUE(w.deliver(0, 1));
+  ASSERT_TRUE(w.deliver(0, 2)) << "who suspects it";
+  std::mt19937_64 random(1);
+  w.kill(0, random);
+  for (const int r : {1, 2, 3}) w.contribute(r, 1);
+  w.drain();
+  for (const int r : {1, 2, 3}) EXPECT_EQ(w.verdict(r), (Verdict{1, set_of(4, {0})})) << r;
 }
 
 // A rank that has heard the higher one's word first takes the lower one for lost, and leads. Then it hears the lower one's word.
@@ -437,6 +453,75 @@ TEST(Consensus, TheVerdictIsRepeatedWhereWhoToldItIsLostAndByNobodyWhereRanksLea
   const auto said = two.take_words();
   EXPECT_EQ(said.size(), 4u);
   for (const auto &[to, word] : said) EXPECT_EQ(word.kind, Saying::Kind::Decide);
+}
+
+// Each program names some of the ranks that are to be left out, and those name others. All messages arrive: nobody waits for ever.
+TEST(Consensus, WhicheverOfTheSameRanksTheProgramsNameEachRankHearsTheVerdictOrThatTooFewAreLeft) {
+  for (uint64_t seed = 1; seed <= 20'000; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto pick = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+    World w(2 + pick(6));
+    std::vector<int> to_call(w.size);
+    std::iota(to_call.begin(), to_call.end(), 0);
+    std::shuffle(to_call.begin(), to_call.end(), random);
+    const std::vector<int> named(to_call.begin(), to_call.begin() + pick(w.size - 1));
+    std::shuffle(to_call.begin(), to_call.end(), random);
+    for (const int r : to_call) {
+      const bool is_named = std::find(named.begin(), named.end(), r) != named.end();
+      std::vector<int> suspects;
+      for (int q = 0; q < w.size; ++q)
+        if (q != r && pick(1) && (std::find(named.begin(), named.end(), q) != named.end()) != is_named)
+          suspects.push_back(q);
+      w.contribute(r, random(), suspects);
+      for (int moves = pick(10); moves > 0 && w.move(random); --moves) {}
+    }
+    w.run(random);
+    check(w, "seed " + std::to_string(seed));
+    for (int r = 0; r < w.size; ++r)
+      ASSERT_TRUE(w.verdict(r) || w.ranks[r].too_few()) << "seed " << seed << ", rank " << r << " waits for ever";
+  }
+}
+
+// All of many ranks have lost one: each of them tells the leader, and not all others, also where the leader is the last to lose it.
+TEST(Consensus, OfManyRanksCostsSomeEightWordsARankAlsoWhereAllHaveLostOne) {
+  constexpr int kRanks = 64;
+  for (const auto &[lost, late] : std::vector<std::pair<int, int>>{{0, -1}, {1, -1}, {32, -1}, {63, -1}, {32, 0}, {0, 1}}) {
+    World w(kRanks);
+    for (int r = 0; r < kRanks; ++r)
+      if (r != lost && r != late) w.ranks[r].gone(lost, Gone::Surely);
+    size_t words = 0;
+    const auto say = [&](int from) {
+      auto said = w.ranks[from].take_words();
+      words += said.size();
+      for (auto &[to, word] : said)
+        if (to != lost) w.ways[from][to].words.push_back(std::move(word));
+    };
+    for (int r = 0; r < kRanks; ++r)
+      if (r != lost) {
+        w.ranks[r].contribute(1, RankSet(kRanks), false);
+        say(r);
+      }
+    const auto deliver_all = [&] {
+      for (bool moved = true; std::exchange(moved, false);)
+        for (int from = 0; from < kRanks; ++from)
+          for (int to = 0; to < kRanks; ++to)
+            for (auto &queue = w.ways[from][to].words; !queue.empty() && to != lost; moved = true) {
+              const Saying word = std::move(queue.front());
+              queue.pop_front();
+              w.ranks[to].hear(from, word);
+              say(to);
+            }
+    };
+    deliver_all();
+    if (late >= 0) {
+      w.ranks[late].gone(lost, Gone::Surely);
+      say(late);
+      deliver_all();
+    }
+    for (int r = 0; r < kRanks; ++r)
+      if (r != lost) { EXPECT_EQ(w.verdict(r), (Verdict{1, set_of(kRanks, {lost})})) << r; }
+    EXPECT_LE(words, 8u * kRanks) << "rank " << lost << " is lost, at last to rank " << late;
+  }
 }
 
 // A network falls into two parts, for good.

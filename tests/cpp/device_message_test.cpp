@@ -484,18 +484,18 @@ TEST(DeviceMessage, SteadyStateMakesNothing) {
   });
 }
 
-TEST(DeviceMessage, OfAnotherSizeNameBothAndTheWholeMessage) {  // more than a slot takes, with which a send would be done
+TEST(DeviceMessage, OfAnotherSizeNameBothAndTheWholeMessage) {  // more than all slots take, with which a send would be done
   for (const char *fleet : {"0a 1b", "0a -b"})
     fly(fleet, [](Rank &r) {
-      Memory x(r, 12'000'000);
-      const size_t mine = r.rank == 0 ? 12'000'000 : 11'999'999;
+      Memory x(r, 40'000'000);
+      const size_t mine = r.rank == 0 ? 40'000'000 : 39'999'999;
       const isthmus_result result = r.rank == 0
                                         ? isthmus_send(r.comm, x.at(), mine, ISTHMUS_UINT8, 1, 0, nullptr, nullptr)
                                         : isthmus_recv(r.comm, x.at(), mine, ISTHMUS_UINT8, 0, 0, nullptr, nullptr, nullptr);
       const std::string text = isthmus_last_error();
       EXPECT_EQ(result, ISTHMUS_ERR_MISMATCH) << text;
-      EXPECT_NE(text.find("sent 12000000 bytes"), std::string::npos) << text;
-      EXPECT_NE(text.find("asked for 11999999 bytes"), std::string::npos) << text;
+      EXPECT_NE(text.find("sent 40000000 bytes"), std::string::npos) << text;
+      EXPECT_NE(text.find("asked for 39999999 bytes"), std::string::npos) << text;
     });
 }
 

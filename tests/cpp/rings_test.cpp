@@ -1,5 +1,6 @@
 // What communicators borrow of the staging memory: what is lent stays, what is not goes where it is missed.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <memory>
@@ -60,6 +61,25 @@ TEST(Rings, OperationsOfOneSizeStayInOnePlace) {
     rings->end(sequence);
   }
   EXPECT_EQ(places.size(), 3u);  // which they take in turn
+}
+
+// A communicator of many ranks, of which each runs one small operation, would else make 2 MiB of pages in every one of them.
+TEST(Rings, ASmallOperationMakesFewPagesAndTheRingHasAllOfThemOnceOperationsHaveGoneThroughIt) {
+  Pool pool(256 * kMiB);
+  const auto rings = pool.rings();
+  const uint64_t begin = rings->take(100, 0).slots;
+  const auto made = [&] {
+    std::vector<unsigned char> pages(2 * kMiB / 4096);
+    EXPECT_EQ(::mincore(pool.arena.base() + begin / 4096 * 4096, 2 * kMiB, pages.data()), 0);
+    return std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return (p & 1) != 0; });
+  };
+  EXPECT_GE(made(), 1);
+  EXPECT_LE(made(), 32);
+  for (uint64_t sequence = 1; sequence < 2 * kMiB / 50'000; ++sequence) {
+    rings->end(sequence);
+    rings->take(50'000, 0);
+  }
+  EXPECT_GE(made(), 500);
 }
 
 TEST(Rings, OperationsTakeTwoPlacesOfScratchByTurnsWhereThereIsPlenty) {

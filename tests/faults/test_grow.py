@@ -482,7 +482,9 @@ def test_grow_stands_beside_operations_that_are_in_flight(zygote: Zygote, shape:
         grown = comm.grow(ticket)
         found = total(grown, me)
         pending = work is not None and not work.done
+        me.send("looked")
         if work is None:
+            me.hear()
             comm.all_reduce(x)
         else:
             work.wait()
@@ -490,6 +492,8 @@ def test_grow_stands_beside_operations_that_are_in_flight(zygote: Zygote, shape:
 
     with job(zygote, 3, body, shape) as ranks, newcomers(zygote, 3, 1, joins, shape) as (new,):
         new.tell(tickets_of(ranks, 0))
+        all_say(ranks, "looked")
+        ranks[0].tell("all have looked")
         assert new.result()[3] == 6.0
         assert results(ranks) == [(6.0, 6.0, True)] * 3
 
