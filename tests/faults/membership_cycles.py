@@ -1,7 +1,7 @@
 """Processes whose communicator changes at random, cycle by cycle: for test_membership_cycles.py, and a command for more.
 
     python tests/faults/membership_cycles.py --seed 17 --sets 1        # repeats what a failure has named
-    python tests/faults/membership_cycles.py --cycles 100000           # writes bench/results/membership_cycles.json
+    python tests/faults/membership_cycles.py --cycles 100000 --beside 10 --out bench/results/membership_cycles.json
 
 A set is a few processes and some cycles. What happens in it depends on its seed alone, but for the order of what happens at
 the same time. Each cycle draws one event. When it is over, all that live have one communicator with the same members, and:
@@ -10,34 +10,30 @@ the same time. Each cycle draws one event. When it is over, all that live have o
   or of another operation, gives a wrong one;
 - descriptors, threads, mapped arenas, communicators and memory that waits for its readers are what the members imply.
 
-The test's side (Set) says each process what to do and compares what they say. The process's side is Worker.
+The test's side (Set) says each process what to do and compares what they say. The process's side is in membership_worker.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import platform
 import random
 import resource
 import signal
-import socket
-import struct
+import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
-import isthmus
 from isthmus import launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,12 +41,12 @@ if str(ROOT / "tests") not in sys.path:  # as a command; pytest has it there
     sys.path.append(str(ROOT / "tests"))
 
 from jobs import DEADLINE, HEARD, Me, Rank, Zygote  # noqa: E402
-from patience import SOON, patient  # noqa: E402
+from membership_worker import KEY, worker  # noqa: E402
+from patience import patient  # noqa: E402
 
 CYCLES = 8  # of a set
 FEWEST, MOST = 2, 7  # members, between cycles
 SHAPES = ("shm", "tcp")
-KEY = "0123456789abcdef0123456789abcdef"
 OF_TICKETS = 8  # descriptors of a process that has made tickets: it listens for those who come with them
 ANY = 1 << 20
 SILENT = {"HEARTBEAT_MS": "50", "SILENCE_MS": str(int(patient(1.0) * 1000))}
@@ -88,257 +84,6 @@ CHANGES = {
     "wrong key": (1, 0),
     "cut": (0, 1),
 }
-
-
-# ---- a process -------------------------------------------------------------------------------------------------------
-
-
-def summand(seed: int, uid: int, step: int, count: int) -> np.ndarray[Any, Any]:
-    return pattern(numbers(seed, uid, step), count)
-
-
-def numbers(seed: int, uid: int, step: int) -> tuple[int, int]:
-    drawn = (seed * 1_000_003 + uid * 7_919 + step * 104_729) * 2_654_435_761 >> 7
-    return drawn % 251, drawn // 251 % 65_521
-
-
-def pattern(of: tuple[int, int], count: int) -> np.ndarray[Any, Any]:
-    return np.arange(count, dtype=np.int64) % 97 * of[0] + of[1]
-
-
-def whole(seed: int, uids: Sequence[int], step: int, count: int) -> np.ndarray[Any, Any]:
-    drawn = [numbers(seed, uid, step) for uid in uids]
-    return pattern((sum(a for a, _ in drawn), sum(b for _, b in drawn)), count)
-
-
-def expect(found: Any, wanted: Any, what: str) -> None:
-    if not np.array_equal(found, wanted):
-        wrong = np.flatnonzero(np.asarray(found) != np.asarray(wanted))
-        raise AssertionError(f"{what} is wrong in {len(wrong)} of {len(wanted)} places, first at {wrong[0]}")
-
-
-def sockets_to(pid: int) -> list[int]:
-    """This process's TCP connections over loopback to that process."""
-    theirs = set()
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with suppress(OSError):
-            theirs.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    ends = set()  # (local port, remote port) of their sockets
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        if f"socket:[{words[9]}]" in theirs and words[3] == "01":
-            ends.add((int(words[1].split(":")[1], 16), int(words[2].split(":")[1], 16)))
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(name))) as one:
-                    if one.family == socket.AF_INET and (one.getpeername()[1], one.getsockname()[1]) in ends:
-                        found.append(int(name))
-    return found
-
-
-def reset(descriptor: int) -> None:
-    """Ends a TCP connection by RST: connect() to no family."""
-    nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
-    assert ctypes.CDLL(None, use_errno=True).connect(descriptor, nowhere, len(nowhere)) == 0
-
-
-def arenas_mapped() -> int:
-    """Of how many processes this one has the memory, its own too."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    return len({line.split()[4] for line in maps if "memfd:isthmus" in line})
-
-
-def named(descriptor: str) -> str:
-    with suppress(OSError):
-        name = os.readlink(f"/proc/self/fd/{descriptor}")
-        if not name.startswith("socket:"):
-            return name
-        with socket.socket(fileno=os.dup(int(descriptor))) as one:
-            try:
-                other: Any = one.getpeername()
-            except OSError:
-                other = None
-            return f"{one.family.name} {one.getsockname()!r} {other!r}"
-    return "closed"
-
-
-class Worker:
-    """Does what the test says, one thing after another, and says what came of it."""
-
-    def __init__(self, me: Me) -> None:
-        self.me, self.uid = me, me.rank
-        self.comm: Any = None
-        self.left: list[tuple[Any, Any]] = []  # buffers of operations that failed, and what they held then
-
-    def serve(self) -> str:
-        while True:
-            name, words = self.me.hear(10 * HEARD)
-            if name == "end":
-                return "ended well"
-            try:
-                value = getattr(self, name)(**words)
-            except isthmus.Error as error:
-                self.me.send("failed", {"kind": type(error).__name__, "text": str(error)})
-            else:
-                self.me.send("done", value)
-
-    def take(self, comm: Any) -> None:
-        if self.comm is not None:
-            self.comm.destroy()
-        self.comm = comm
-
-    def enter(self, namespace: str) -> None:
-        """The network namespace of that name becomes this process's."""
-        with open(f"/run/netns/{namespace}") as file:
-            assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
-
-    def init(self, rank: int, world: int, address: str) -> None:
-        options = {key: value for key, value in self.me.options.items() if key != "address"}
-        self.take(isthmus.init(rank, world, address, **options))
-
-    def ticket(self) -> str:
-        return str(self.comm.ticket())
-
-    def joiners(self, ticket: str, wanted: int) -> int:
-        until = time.monotonic() + SOON
-        while (here := self.comm.joiners(ticket)) < wanted and time.monotonic() < until:
-            time.sleep(0.0005)
-        return int(here)
-
-    def join(self, ticket: str, slot: int | None = None, key: str = KEY) -> int:
-        self.take(isthmus.join(ticket, slot=slot, **{**self.me.options, "settings": {**self.settings(), "JOB_KEY": key}}))
-        return int(self.comm.rank)
-
-    def settings(self) -> dict[str, str]:
-        return dict(self.me.options["settings"])
-
-    def grow(self, ticket: str, n: int, slots: list[int] | None = None) -> int:
-        self.take(self.comm.grow(ticket, n, slots=slots))
-        return int(self.comm.size)
-
-    def shrink(self, failed: list[int]) -> list[int]:
-        rest = self.comm.shrink(failed=failed)
-        self.take(rest)
-        return [rest.rank, rest.size]
-
-    def replace(self, ranks: list[int], ticket: str) -> int:
-        self.take(self.comm.replace(ranks, ticket))
-        return int(self.comm.rank)
-
-    def agree(self, flags: int, failed: list[int]) -> Any:
-        return self.comm.agree(flags, failed)
-
-    def split(self) -> int:
-        part = self.comm.split(self.comm.rank % 2)
-        size = int(part.size)
-        part.destroy()
-        return size
-
-    def drop(self) -> None:
-        self.take(None)
-
-    # ---- operations
-
-    def members(self) -> list[int]:
-        gathered = np.zeros(self.comm.size, np.int64)
-        self.comm.all_gather(np.array([self.uid]), gathered)
-        return [int(uid) for uid in gathered]
-
-    def step(self, seed: int, uids: list[int], step: int, count: int) -> None:
-        """One operation, whose kind and whose values its number draws; the result is checked."""
-        comm, x = self.comm, summand(seed, self.uid, step, count)
-        kind = random.Random(seed * 31 + step).randrange(5)
-        out = x
-        try:
-            if kind <= 1:  # in place
-                comm.all_reduce(x)
-                expect(x, whole(seed, uids, step, count), f"sum {step} in place")
-            elif kind == 2:
-                out = np.empty_like(x)
-                comm.all_reduce(x, out=out)
-                expect(out, whole(seed, uids, step, count), f"sum {step}")
-                expect(x, summand(seed, self.uid, step, count), f"the input of sum {step}")
-            elif kind == 3:
-                out = np.empty((len(uids), count), np.int64)
-                comm.all_gather(x, out)
-                expect(out.ravel(), np.concatenate([summand(seed, uid, step, count) for uid in uids]), f"all_gather {step}")
-            else:
-                after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-                out = np.empty_like(x)
-                work = comm.recv(out, before, 1, async_op=True)
-                comm.send(x, after, 1)
-                work.wait()
-                expect(out, summand(seed, uids[before], step, count), f"message {step}")
-        except isthmus.Error:
-            self.left = [(x, x.copy()), (out, out.copy())]
-            raise
-
-    def check(self, seed: int, steps: int, most: int, descriptors: int) -> dict[str, Any]:
-        """Who the members are, right sums among them, and what this process holds."""
-        uids = self.members()
-        chance = random.Random(seed)
-        for step in range(steps):
-            self.step(seed, uids, step, chance.choice([1, 100, 3000, most]))
-        self.comm.barrier()
-        for buffer, held in self.left:
-            expect(buffer, held, "a buffer of an operation that had failed")
-        self.left = []
-        return {"rank": self.comm.rank, "uids": uids, "held": self.held(descriptors) if descriptors else {}}
-
-    def work(self, seed: int, most: int) -> dict[str, Any]:
-        """Operations without end, until one fails. The test may have this process abort meanwhile."""
-        comm, uids = self.comm, self.members()
-
-        def listen() -> None:
-            word = self.me.hear(10 * HEARD)
-            if word == "abort":
-                comm.abort("the test says that a rank is stopped")
-            elif word != "over":
-                for one in sockets_to(word):
-                    reset(one)
-
-        listener = threading.Thread(target=listen)
-        listener.start()
-        self.me.send("working")
-        chance, step = random.Random(seed), 0
-        try:
-            while True:
-                self.step(seed, uids, step, chance.choice([1, 100, 3000, most]))
-                step += 1
-        except isthmus.Error as error:
-            self.me.send("stopped", step)
-            listener.join()
-            return {"kind": type(error).__name__, "text": str(error), "steps": step}
-
-    def held(self, most: int) -> dict[str, Any]:
-        """What this process holds, once what is let go of later has gone: what waits for others to leave, what is left of
-        processes that have ended, those that came late with a ticket. More than `most` descriptors are named."""
-        until = time.monotonic() + SOON
-        while True:
-            stats, arenas, descriptors = isthmus.context_stats(), arenas_mapped(), os.listdir("/proc/self/fd")
-            settled = not stats["leaving"] and max(arenas, stats["links"]) <= self.comm.size and len(descriptors) <= most
-            if settled or time.monotonic() > until:
-                break
-            time.sleep(0.02)
-        return {
-            "descriptors": len(descriptors),
-            "names": [] if settled else sorted(map(named, descriptors)),
-            "threads": len(os.listdir("/proc/self/task")),
-            "arenas": arenas,
-            "communicators": stats["communicators"],
-            "leaving": stats["leaving"],
-            "links": stats["links"],
-            "rings_lost": stats["rings_lost"],
-        }
-
-
-def worker(me: Me) -> str:
-    return Worker(me).serve()
-
-
-# ---- the test --------------------------------------------------------------------------------------------------------
 
 
 class Failed(AssertionError):
@@ -824,19 +569,12 @@ class Set:
                 one.close()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1, help="of the first set; the next has the next number")
-    parser.add_argument("--sets", type=int)
-    parser.add_argument("--cycles", type=int, default=1000)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    sets = args.sets or -(-args.cycles // CYCLES)
+def run_sets(seeds: range) -> tuple[int, Counter[str], dict[str, float]]:
+    """How many failed, and of each kind of event how many there were and how long they took together."""
     zygote, counts, failed = Zygote(), Counter[str](), 0
     lasted: dict[str, float] = {}
-    begin = time.monotonic()
     try:
-        for seed in range(args.seed, args.seed + sets):
+        for seed in seeds:
             one = Set(zygote, seed)
             try:
                 one.run()
@@ -847,11 +585,48 @@ def main() -> int:
             lasted = {name: lasted.get(name, 0) + one.seconds.get(name, 0) for name in EVENTS}
     finally:
         zygote.close()
+    return failed, counts, lasted
+
+
+def run_beside(seeds: range, beside: int) -> tuple[int, Counter[str], dict[str, float]]:
+    """The same by several commands like this one, side by side, each with its share of the sets."""
+    with tempfile.TemporaryDirectory() as folder:
+        commands = []
+        for first in range(beside):
+            share = seeds[first * len(seeds) // beside : (first + 1) * len(seeds) // beside]
+            out = Path(folder) / str(first)
+            own = [sys.executable, __file__, "--seed", str(share.start), "--sets", str(len(share)), "--out", str(out)]
+            if share:
+                commands.append((subprocess.Popen(own, stdout=subprocess.PIPE, text=True), out))
+        failed, counts, lasted = 0, Counter[str](), Counter[str]()
+        for command, out in commands:
+            said, _ = command.communicate()
+            if command.returncode != 0:
+                print(said, flush=True)
+            found = json.loads(out.read_text())
+            failed += found["failed"]
+            counts += Counter(found["events"])
+            lasted.update({name: count * found["mean_seconds"][name] for name, count in found["events"].items()})
+    return failed, counts, dict(lasted)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1, help="of the first set; the next has the next number")
+    parser.add_argument("--sets", type=int)
+    parser.add_argument("--cycles", type=int, default=1000)
+    parser.add_argument("--beside", type=int, default=1, help="so many sets at a time: most of a set is waiting")
+    parser.add_argument("--out", type=Path, help="a file for what is printed at the end")
+    args = parser.parse_args()
+    sets = args.sets or -(-args.cycles // CYCLES)
+    seeds = range(args.seed, args.seed + sets)
+    begin = time.monotonic()
+    failed, counts, lasted = run_sets(seeds) if args.beside == 1 else run_beside(seeds, args.beside)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds = sum(u.ru_utime + u.ru_stime for u in used)
     cycles = sum(counts.values())
     document = {
-        "command": f"python tests/faults/membership_cycles.py --seed {args.seed} --sets {sets}",
+        "command": f"python tests/faults/membership_cycles.py --seed {args.seed} --sets {sets} --beside {args.beside}",
         "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
         "machine": {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()},
         "sets": sets,
