@@ -523,3 +523,30 @@ def test_the_steady_state_is_really_counted() -> None:
     ended = run(*"all_reduce --steady --ranks 2 --islands a:1,b:1 --bridge tcp -b 8 -e 8 -n 30".split(), status=1)
     ((name, size, iterations, calls, _, outcome),) = STEADY.findall(ended.stdout)
     assert (name, size, iterations, outcome) == ("all_reduce", "8", "30", "FAILED") and int(calls) >= 30
+
+
+# ---- two builds
+
+
+def test_two_builds_are_compared_shape_by_shape_and_round_by_round(tmp_path: Path) -> None:
+    out = tmp_path / "builds.json"
+    script = Path(__file__).resolve().parents[2] / "bench" / "builds.py"
+    command = [sys.executable, str(script), program(), program(), "--rounds", "2", "--sizes", "8,8K", "--out", str(out)]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=patient(280), check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(out.read_text())
+    kinds = {(row["shape"], row["collective"], row["bytes"]) for row in found["rows"]}
+    assert len(kinds) == len(found["rows"]) == 3 * 3 * 2
+    for row in found["rows"]:
+        assert 0 < row["least"] <= row["ratio"] <= row["most"]
+        assert row["old_us"] > 0
+    assert ended.stdout.count(" to ") >= len(kinds)
+    assert "geometric mean" in ended.stdout
+
+
+def test_a_build_that_fails_ends_the_comparison_with_what_it_said() -> None:
+    script = Path(__file__).resolve().parents[2] / "bench" / "builds.py"
+    command = [sys.executable, str(script), "/bin/false", program()]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(280), check=False)
+    assert ended.returncode == 1
+    assert "/bin/false all_reduce" in ended.stderr
