@@ -6,7 +6,8 @@
 After `make test`, whose builds it takes: in Python fault tests, jobs of the front doors, hosts, rehearsals, device ranks,
 beginnings and ends, but for what is marked `computes` (tests/conftest.py); in C++ what meets, waits and dies. Every
 second run has four busy loops beside it, and a writer that fills the disk cache. A run takes a share of each long product,
-in Python and in C++, that its seed chooses. build/suite/soak/<seed>.log has what each run said.
+in Python and in C++, that its seed chooses. Both halves of a run go at the same time. build/suite/soak/<seed>.<half>.log has
+what each half said.
 """
 
 from __future__ import annotations
@@ -61,32 +62,32 @@ def noise(folder: Path) -> Iterator[None]:
 class Half:
     """One of the two commands of a run."""
 
-    name: str
+    name: str  # also of its log
     command: list[str]
     variables: dict[str, str] = field(default_factory=dict)
 
 
 def halves(seed: str) -> tuple[Half, Half]:
-    python = [str(VENV / "bin" / "python"), "-m", "pytest", "-q", "-n", str(2 * CORES), "--dist", "loadscope"]
+    python = [str(VENV / "bin" / "python"), "-m", "pytest", "-q", "-n", str(3 * CORES), "--dist", "loadscope"]
     ones = [str(file) for file in sorted((ROOT / "tests" / "python").glob("test_*.py")) if re.search(ONES, file.name)]
     python += ["--shuffle", seed, "--share", seed, "-m", "not computes", *FOLDERS, *ones]
     cpp = ["ctest", "--test-dir", str(RELEASE), "--output-on-failure", "--schedule-random", "-j", str(CORES + 1), "-R", CPP]
     of_products = {"SUITE_SHARE": str(share.number(seed) % 1_000_000)}  # tests/cpp/run.sh
-    return Half("python", python), Half("C++", cpp, of_products)
+    return Half("python", python), Half("cpp", cpp, of_products)
 
 
-def run(name: str, seed: str, patience: float) -> list[str]:
-    """The parts that failed."""
+def run(seed: str, patience: float) -> list[str]:
+    """The halves that failed."""
     environment = build_environment() | {"TEST_PATIENCE": str(patience), **vendor_libraries()}
-    failed = []
-    with open(LOGS / f"{name}.log", "w") as log:
-        for half in halves(seed):
+    under_way = []
+    for half in halves(seed):
+        with open(LOGS / f"{seed}.{half.name}.log", "w") as log:
             log.write(f"$ {' '.join(half.command)}\n")
             log.flush()
-            variables = environment | half.variables
-            done = subprocess.run(half.command, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            failed += [half.name] if done.returncode else []
-    return failed
+            its = environment | half.variables
+            started = subprocess.Popen(half.command, cwd=ROOT, env=its, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            under_way.append((half, started))
+    return [half.name for half, started in under_way if started.wait()]
 
 
 def main() -> int:
@@ -103,9 +104,9 @@ def main() -> int:
         begin = time.monotonic()
         if busy:
             with noise(LOGS):
-                failed = run(name, name, patience)
+                failed = run(name, patience)
         else:
-            failed = run(name, name, patience)
+            failed = run(name, patience)
         red += bool(failed)
         took = time.monotonic() - begin
         outcome = f"FAILED: {', '.join(failed)}" if failed else "ok"
