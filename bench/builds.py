@@ -73,8 +73,9 @@ def main() -> int:
         ratios = [pair["new"] / pair["old"] for pair in pairs]
         old, new = (statistics.median(pair[which] for pair in pairs) for which in ("old", "new"))
         ratio = statistics.median(ratios)
-        what = {"shape": name, "collective": collective, "bytes": size, "old_us": round(old, 3), "new_us": round(new, 3)}
-        rows.append(what | {"ratio": round(ratio, 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)})
+        what = {"shape": name, "collective": collective, "bytes": size}
+        of = {"old_us": old, "new_us": new, "ratio": ratio, "least": min(ratios), "most": max(ratios)}
+        rows.append(what | {figure: float(f"{value:.4g}") for figure, value in of.items()})
         spread = f"{ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
         print(f"{name:22}{collective:14}{size:10}{old:12.1f}{new:12.1f}   {spread}")
     mean = statistics.geometric_mean([row["ratio"] for row in rows])

@@ -89,7 +89,7 @@ void Consensus::withdraw() {
 
 void Consensus::gone(int rank, Gone how) {
   if (!suspicions_.member(rank) || rank == rank_) return;
-  if (how != Gone::Cut) suspicions_.add_lost(rank);
+  suspicions_.add_lost(rank);
   // Those that are left may be enough now.
   if (how == Gone::Surely && suspicions_.add_ended(rank)) try_again();
   if (how == Gone::Left && suspicions_.add_left(rank)) try_again();
@@ -110,9 +110,7 @@ void Consensus::hear(int from, const Saying &word) {
     return;
   }
   if (word.kind == Kind::Prepare) suspicions_.add(from, word.ranks);
-  if (word.kind == Kind::Prepare || word.kind == Kind::Propose) {
-    if (given_up_.erase(from) != 0 && mine_ && !suspected().has(from)) too_few_ = false;
-  }
+  if (word.kind == Kind::Prepare || word.kind == Kind::Propose) given_up_.erase(from);
   // Whom this rank does not wait for does not lead. Else two ranks that have lost each other could overtake each other again and again.
   if (word.kind == Kind::Prepare && suspected().has(from)) {
     put_off_[from] = word.ballot;
@@ -128,16 +126,15 @@ void Consensus::hear(int from, const Saying &word) {
 
 void Consensus::hear_one(int from, const Saying &word) {
   switch (word.kind) {
-    case Kind::Suspect:
-      take_suspects(from, word.ranks, true);
-      if (given_up_.contains(rank_)) queue_.say(from, word_of(Kind::TooFew, 0));
+    case Kind::Suspect: {
+      const bool news = !suspicions_.by(from).has(word.ranks);
+      suspicions_.add(from, word.ranks);
+      if (news && mine_ && !suspicions_.by(rank_).has(word.ranks)) talk_.say(from);
       break;
+    }
     case Kind::Prepare: on_prepare(from, word); break;
     case Kind::Promise:
-      if (word.accepted == 0) {
-        const bool collected = leading_ == Leading::Collects && word.ballot == ballot_;
-        take_suspects(from, word.ranks, !collected && from != rank_);
-      }
+      if (word.accepted == 0) suspicions_.add(from, word.ranks);
       if (given_up_.contains(rank_) && word.ballot == ballot_)
         queue_.say(from, word_of(Kind::TooFew, 0));  // it had not called
       if (leading_ != Leading::Collects || word.ballot != ballot_) break;
@@ -161,13 +158,6 @@ void Consensus::hear_one(int from, const Saying &word) {
       break;
     case Kind::TooFew: given_up_.insert(from); break;
   }
-}
-
-// Where this rank's word says less, the other one is to know that (SuspicionTalk).
-void Consensus::take_suspects(int from, const RankSet &suspects, bool answers) {
-  const bool news = !suspicions_.by(from).has(suspects);
-  suspicions_.add(from, suspects);
-  if (answers && news && mine_ && !suspicions_.by(rank_).has(suspects)) talk_.say(from);
 }
 
 void Consensus::on_prepare(int from, const Saying &word) {
@@ -228,7 +218,6 @@ void Consensus::step() {
   if (verdict_ || (!mine_ && leading_ != Leading::Proposes)) return;
   if (mine_ && promised_to_say_ != 0) promise();
   const RankSet in = suspicions_.live();
-  if (given_up_.contains(rank_) && !gave_up_with_.has(in)) try_again();
   if (leading_ == Leading::Collects && !in.has(rank_))
     leading_ = Leading::No;  // another one leads, for which this one does not matter
   if (leading_ == Leading::No) {
@@ -251,9 +240,6 @@ void Consensus::step() {
     bool alone = true;
     for (const auto &[q, word] : party_.promises) alone = alone && word.alone;
     if (!alone && !suspicions_.enough(with, party_.accepted_before)) {
-      // A rank that is waited for again since may be enough, and has not been asked.
-      for (int q = 0; mine_ && q < world_; ++q)
-        if (in.has(q) && !party_.promised.has(q) && in.has(rank_)) return lead();
       // Whom another rank suspects, and not this one, may still accept. It has been asked.
       for (int q = 0; q < world_; ++q)
         if (party_.promised.has(q) && !with.has(q) && !suspicions_.by(rank_).has(q)) return;
@@ -314,9 +300,6 @@ void Consensus::propose() {
 void Consensus::tell_those_out() {
   RankSet whom = suspected();
   whom.add(verdict_->out);
-  // Who waits for this rank's answer, or has answered this rank's question and waits for it.
-  if (leading_ != Leading::No) whom.add(party_.asked);
-  if (promised_to_say_ != 0) whom.add(owner_of(promised_to_say_, world_));
   for (int q = 0; q < world_; ++q)
     if (suspicions_.member(q) && q != rank_ && whom.has(q)) queue_.say(q, word_of_verdict(Kind::Decide, 0, *verdict_));
 }
@@ -330,7 +313,6 @@ void Consensus::give_up() {
   leading_ = Leading::No;
   too_few_ = true;
   given_up_.insert(rank_);
-  gave_up_with_ = suspicions_.live();
   queue_.say_all(word_of(Kind::TooFew, 0));
 }
 

@@ -72,7 +72,6 @@ class Consensus {
   bool waits_for_promised() const;
   void answer(int to, Saying word) { to == rank_ ? hear_one(to, word) : queue_.say(to, std::move(word)); }
   void hear_one(int from, const Saying &word);
-  void take_suspects(int from, const RankSet &suspects, bool answers);
   void on_prepare(int from, const Saying &word);
   void on_propose(int from, const Saying &word);
   void promise();
@@ -112,7 +111,6 @@ class Consensus {
     bool all = false;  // that one has told all
   } told_;
   bool too_few_ = false;
-  RankSet gave_up_with_;    // whom this rank waited for when it gave up
   std::set<int> given_up_;  // leaders, this rank perhaps among them, that have said so since they last asked
 };
 

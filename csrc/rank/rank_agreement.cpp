@@ -96,12 +96,11 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
     if (!consensus.too_few()) few_since = 0;
     else if (few_since == 0) few_since = now_ns();
     const bool waits = few_since != 0 && now_ns() - few_since < kNewsNs && news_may_come(consensus);
-    if (consensus.too_few() && !waits) {
-      note_gone();  // what has ended since the last look is no news that may still come
-      if (consensus.too_few()) fail_too_few(number, consensus.suspected());
-      continue;
+    if (consensus.too_few() && !waits) fail_too_few(number, consensus.suspected());
+    if (deadline.passed()) {
+      if (2 * (now_ns() - since) < now_ns() - begun) fail_early(number, consensus);
+      fail_late(number, consensus);
     }
-    if (deadline.passed()) fail_late(number, consensus, 2 * (now_ns() - since) < now_ns() - begun);
     if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", name(number));
     if (!first) {
       lock.unlock();
@@ -142,9 +141,6 @@ Verdict RankAgreement::finish(uint64_t number) {
   if (early_.empty()) return verdict;
   Consensus &next = current();
   for (const Early &e : std::exchange(early_, {})) next.hear(e.from, e.word);
-  const Outgoing words = take_words(number_);
-  const Unlocked outside(mutex_);
-  say(number + 1, words);
   return verdict;
 }
 
@@ -163,8 +159,7 @@ void RankAgreement::fail_early(uint64_t number, const Consensus &consensus) cons
        name(number), leader < 0 ? "a rank" : core_.id.text(leader));
 }
 
-void RankAgreement::fail_late(uint64_t number, const Consensus &consensus, bool new_leader) const {
-  if (new_leader) fail_early(number, consensus);
+void RankAgreement::fail_late(uint64_t number, const Consensus &consensus) const {
   const RankSet missing = consensus.unanswered();
   const int leader = consensus.leader();
   const std::vector<int> ranks = missing.list();
@@ -276,8 +271,7 @@ void RankAgreement::note_gone() {
     const PeerRank &p = core_.peers[static_cast<size_t>(q)];
     const bool left = p.left.load(std::memory_order_acquire), lost = p.lost();
     if (q == core_.id.rank || (!left && !lost && !cut_.has(q))) continue;
-    const Gone cut = lost ? Gone::Perhaps : Gone::Cut;
-    const Gone how = lost && p.process->surely_ended() ? Gone::Surely : left ? Gone::Left : cut;
+    const Gone how = lost && p.process->surely_ended() ? Gone::Surely : left ? Gone::Left : Gone::Perhaps;
     for (auto &[number, consensus] : kept_) consensus.gone(q, how);
   }
 }

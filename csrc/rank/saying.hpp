@@ -17,10 +17,9 @@ struct Verdict {
 
 // What is known of a rank that is gone.
 //   Perhaps  the way to it is cut, and it may live
-//   Left     it has left the communicator, and lives. What it had to say of its agreements has come before: by the same connection, in order
+//   Left     it has left the communicator, and lives. What it had to say of its agreements has come before
 //   Surely   it has ended
-//   Cut      no data goes between it and this rank, but words may
-enum class Gone : uint8_t { Perhaps, Left, Surely, Cut };
+enum class Gone : uint8_t { Perhaps, Left, Surely };
 
 // What one rank says to another in an agreement.
 struct Saying {

@@ -27,19 +27,18 @@ bool Suspicions::add_ended(int rank) { return add_new(ended_, rank); }
 
 bool Suspicions::add_left(int rank) { return add_new(left_, rank); }
 
-// The word of a rank counts where no lower rank suspects that rank, and until this rank hears it no more: a word that cannot be taken back would
-// keep ranks apart that reach each other.
+// The word of a rank counts where no lower rank suspects that rank, and until it has ended.
 RankSet Suspicions::suspected() const {
   RankSet out(world_);
   for (int q = 0; q < world_; ++q)
-    if (members_.has(q) && !out.has(q) && !lost_.has(q)) out.add(whom_[static_cast<size_t>(q)]);
+    if (members_.has(q) && !out.has(q) && !ended_.has(q)) out.add(whom_[static_cast<size_t>(q)]);
   return out;
 }
 
 RankSet Suspicions::by_alone(int rank) const {
   RankSet out(world_);
   for (int q = 0; q < world_; ++q)
-    if (by(rank).has(q) && !ended_.has(q) && !left_.has(q)) out.add(q);
+    if (by(rank).has(q) && !ended_.has(q)) out.add(q);
   return out;
 }
 

@@ -19,7 +19,7 @@ class Suspicions {
   void add_lost(int rank) { lost_.add(rank); }
   bool alone(int rank) const;  // all other members have been lost
   const RankSet &by(int rank) const noexcept { return whom_[static_cast<size_t>(rank)]; }
-  RankSet by_alone(int rank) const;  // those of them of which not all others hear anyhow
+  RankSet by_alone(int rank) const;  // those of them that may live
   RankSet suspected() const;
   RankSet live() const;                                          // members that are not suspected
   int first_live() const;                                        // -1: there is none
@@ -37,7 +37,7 @@ class Suspicions {
 //
 // In most cases all ranks have lost the same ones. So a rank tells the lowest rank that it waits for, which tells all when it leads. Where that
 // one's word leaves out some of those that this rank suspects, that one answers, and this rank tells all itself. That a rank has ended for
-// certain, or has left, all hear anyhow.
+// certain all hear anyhow.
 class SuspicionTalk {
  public:
   SuspicionTalk(int rank, int world, const Suspicions &suspicions, SayingQueue &queue) noexcept

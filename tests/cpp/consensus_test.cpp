@@ -261,68 +261,6 @@ TEST(Consensus, WhomARankSuspectedThatHasEndedSinceGoesOn) {
   for (const int r : {1, 2, 3}) EXPECT_EQ(w.verdict(r), (Verdict{1, set_of(4, {0})})) << r;
 }
 
-TEST(Consensus, WhomARankSuspectedThatHasLeftSinceGoesOn) {
-  World w(3);
-  w.contribute(0, 1, {1, 2});
-  w.drain();
-  w.contribute(1, 1);
-  w.contribute(2, 1);
-  w.drain();
-  EXPECT_TRUE(w.ranks[1].too_few() && w.ranks[2].too_few());
-  w.leave(0);
-  w.drain();
-  for (const int r : {1, 2}) EXPECT_EQ(w.verdict(r), (Verdict{1, set_of(3, {0})})) << r;
-}
-
-TEST(Consensus, WhomARankSuspectedThatIsOutOfReachSinceGoesOn) {
-  World w(3);
-  w.contribute(0, 1);
-  w.cut(0, 1);
-  ASSERT_TRUE(w.tell_of_cut(1, 0));
-  ASSERT_TRUE(w.deliver(0, 2) && w.deliver(0, 2)) << "it leads, and suspects rank 1";
-  w.cut(0, 2);
-  for (const int r : {1, 2}) w.contribute(r, 1);
-  w.drain();
-  for (const int r : {1, 2}) EXPECT_EQ(w.verdict(r), (Verdict{1, set_of(3, {0})})) << r;
-}
-
-TEST(Consensus, WhoIsWaitedForAgainWhileALeaderProposesIsAskedBeforeTheyAreTooFew) {
-  World w(3);
-  w.cut(1, 2);
-  ASSERT_TRUE(w.tell_of_cut(1, 2) && w.tell_of_cut(2, 1));
-  w.contribute(1, 1);
-  while (w.deliver(1, 0)) {}
-  w.contribute(0, 1);
-  while (w.deliver(0, 1) || w.deliver(1, 0)) {
-    if (!w.ways[0][1].words.empty() && w.ways[0][1].words.front().kind == Saying::Kind::Propose) break;
-  }
-  std::mt19937_64 random(1);
-  w.kill(1, random);
-  w.contribute(2, 1);
-  w.drain();
-  for (const int r : {0, 2}) {
-    ASSERT_TRUE(w.verdict(r)) << r;
-    EXPECT_FALSE(w.ranks[r].too_few());
-  }
-}
-
-TEST(Consensus, WhomTheLeaderAsksAnewIsNotToldThatTheyAreTooFew) {
-  Consensus one(1, 6, all_of(6));
-  const auto hear = [&](Saying::Kind kind, uint64_t ballot) {
-    Saying word = word_of(kind, ballot);
-    word.ranks = set_of(6, {3, 4, 5});
-    one.hear(0, word);
-  };
-  for (const int q : {3, 4, 5}) one.gone(q, Gone::Perhaps);
-  one.contribute(1, RankSet(6), false);
-  hear(Saying::Kind::Prepare, 1);
-  hear(Saying::Kind::TooFew, 0);
-  EXPECT_TRUE(one.too_few());
-  one.gone(3, Gone::Surely);
-  hear(Saying::Kind::Prepare, 7);
-  EXPECT_FALSE(one.too_few());
-}
-
 // A rank that has heard the higher one's word first takes the lower one for lost, and leads. Then it hears the lower one's word.
 TEST(Consensus, AllGoOnWhereTwoLoseEachOtherInWhateverOrderTheyHearOfIt) {
   for (unsigned seed = 0; seed < 5000; ++seed) {
