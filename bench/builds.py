@@ -1,6 +1,6 @@
 """What a change costs: the isthmus-bench of two builds by turns, in one run; prints ratios.
 
-    python bench/builds.py OLD NEW                       # paths of the two programs; ten minutes or so
+    python bench/builds.py OLD NEW                       # paths of the two programs; a minute or two
     python bench/builds.py OLD NEW --rounds 5 --out bench/results/builds.json
 
 OLD and NEW may be of any two commits that have the flags used here, built with the same flags. Each round runs both once for
@@ -14,15 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import shlex
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from peers import bench_json, machine
 
 SHAPES = {
     "two, shared memory": ["--ranks", "2"],
@@ -36,15 +34,10 @@ SIZES = "8,8K,1M,16M"
 def times(bench: str, shape: list[str], sizes: list[str], timeout: float) -> dict[tuple[str, int], float]:
     """Microseconds, by collective and size in bytes."""
     found: dict[tuple[str, int], float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for size in sizes:
-            out = Path(folder) / f"{size}.json"
-            command = [bench, ",".join(COLLECTIVES), *shape, "-b", size, "-e", size, "-c", "0", "--json", str(out)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-            if done.returncode != 0:
-                raise SystemExit(f"builds: {shlex.join(command)}\n{done.stdout}{done.stderr}")
-            for row in json.loads(out.read_text())["rows"]:
-                found[row["collective"], row["size"]] = row["out_of_place"]["p50_us"]
+    for size in sizes:
+        asked = [",".join(COLLECTIVES), *shape, "-b", size, "-e", size, "-c", "0"]
+        for row in bench_json(bench, asked, timeout)["rows"]:
+            found[row["collective"], row["size"]] = row["out_of_place"]["p50_us"]
     return found
 
 
@@ -84,7 +77,7 @@ def main() -> int:
         document = {
             "command": f"python bench/builds.py OLD NEW --rounds {args.rounds} --sizes {args.sizes}",
             "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
-            "machine": {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()},
+            "machine": machine(),
             "load_before": load,
             "ratio": round(mean, 3),
             "rows": rows,

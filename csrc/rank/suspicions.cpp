@@ -35,7 +35,7 @@ RankSet Suspicions::suspected() const {
   return out;
 }
 
-RankSet Suspicions::by_alone(int rank) const {
+RankSet Suspicions::living_by(int rank) const {
   RankSet out(world_);
   for (int q = 0; q < world_; ++q)
     if (by(rank).has(q) && !ended_.has(q)) out.add(q);
@@ -82,7 +82,7 @@ void SuspicionTalk::tell(const RankSet &heard) {
   const RankSet &mine = suspicions_.by(rank_);
   const int first = suspicions_.first_live();
   if (mine.count() == 0 || first < 0) return;
-  const bool says_less = heard.has(first) && !suspicions_.by(first).has(suspicions_.by_alone(rank_));
+  const bool says_less = heard.has(first) && !suspicions_.by(first).has(suspicions_.living_by(rank_));
   const bool all = said_.all || first >= rank_ || says_less;
   if (said_.suspects == mine.count() && said_.all == all && (all || said_.to == first)) return;
   said_ = {first, mine.count(), all};

@@ -19,7 +19,7 @@ class Suspicions {
   void add_lost(int rank) { lost_.add(rank); }
   bool alone(int rank) const;  // all other members have been lost
   const RankSet &by(int rank) const noexcept { return whom_[static_cast<size_t>(rank)]; }
-  RankSet by_alone(int rank) const;  // those of them that may live
+  RankSet living_by(int rank) const;  // those of them that may live
   RankSet suspected() const;
   RankSet live() const;                                          // members that are not suspected
   int first_live() const;                                        // -1: there is none
