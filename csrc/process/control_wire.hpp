@@ -106,10 +106,10 @@ struct AgreeHead {  // a word of an agreement (rank/consensus.hpp); `words` numb
   uint32_t member, epoch, rank;
   uint32_t kind;    // rank::Saying::Kind
   uint64_t number;  // of the agreement, in the communicator
-  uint64_t ballot, accepted, flags;
+  uint64_t round, ballot, accepted, flags;
   uint32_t alone, words;
 };
-static_assert(sizeof(AgreeHead) == 56);
+static_assert(sizeof(AgreeHead) == 64);
 
 template <class T>
 concept ControlStruct = std::is_trivially_copyable_v<T> && std::has_unique_object_representations_v<T>;  // no padding

@@ -35,6 +35,7 @@ Consensus::Consensus(int rank, int world, RankSet members)
       suspicions_(world, members),
       queue_(rank, world, std::move(members)),
       talk_(rank, world, suspicions_, queue_),
+      rounds_(rank),
       heard_(world),
       accepted_verdict_{0, RankSet(world)},
       party_{RankSet(world), {}, {}, RankSet(world), {0, RankSet(world)}, false} {
@@ -50,7 +51,7 @@ int Consensus::leader() const {
 bool Consensus::waits_for_promised() const {
   if (promised_ == 0) return false;
   const int owner = owner_of(promised_, world_);
-  return !given_up_.contains(owner) && !suspected().has(owner);
+  return !rounds_.has_given_up(owner) && !suspected().has(owner);
 }
 
 RankSet Consensus::unanswered() const {
@@ -70,7 +71,8 @@ RankSet Consensus::unanswered() const {
 
 void Consensus::contribute(uint64_t flags, const RankSet &suspects, bool alone) {
   mine_ = Mine{flags, alone};
-  try_again();
+  rounds_.begin_call();
+  too_few_ = false;
   suspicions_.add(rank_, suspects);
   talk_.begin_anew();
   if (!verdict_) talk_.answer_all();
@@ -82,17 +84,17 @@ void Consensus::contribute(uint64_t flags, const RankSet &suspects, bool alone) 
 void Consensus::withdraw() {
   if (verdict_) return;
   mine_.reset();
-  given_up_.clear();
+  rounds_.end_call(too_few_);
   heard_ = RankSet(world_);
   if (leading_ == Leading::Collects) leading_ = Leading::No;
 }
 
 void Consensus::gone(int rank, Gone how) {
   if (!suspicions_.member(rank) || rank == rank_) return;
-  suspicions_.add_lost(rank);
+  if (how != Gone::Cut) suspicions_.add_lost(rank);
   // Those that are left may be enough now.
-  if (how == Gone::Surely && suspicions_.add_ended(rank)) try_again();
-  if (how == Gone::Left && suspicions_.add_left(rank)) try_again();
+  if (how == Gone::Surely && suspicions_.add_ended(rank)) rounds_.try_again();
+  if (how == Gone::Left && suspicions_.add_left(rank)) rounds_.try_again();
   if (!suspicions_.add_gone(rank_, rank)) return step();
   if (verdict_) {
     // It may have told this rank and not the others. What it had to say before it left has come, and then who has led has told all.
@@ -100,6 +102,12 @@ void Consensus::gone(int rank, Gone how) {
     return;
   }
   step();
+}
+
+std::vector<Addressed> Consensus::take_words() {
+  std::vector<Addressed> words = queue_.take();
+  for (auto &[to, word] : words) word.round = rounds_.now();
+  return words;
 }
 
 void Consensus::hear(int from, const Saying &word) {
@@ -110,12 +118,13 @@ void Consensus::hear(int from, const Saying &word) {
     return;
   }
   if (word.kind == Kind::Prepare) suspicions_.add(from, word.ranks);
-  if (word.kind == Kind::Prepare || word.kind == Kind::Propose) given_up_.erase(from);
+  if (word.kind == Kind::Prepare || word.kind == Kind::Propose || word.kind == Kind::Promise)
+    rounds_.goes_on(from, word.round);
   // Whom this rank does not wait for does not lead. Else two ranks that have lost each other could overtake each other again and again.
   if (word.kind == Kind::Prepare && suspected().has(from)) {
     put_off_[from] = word.ballot;
     if (suspicions_.by(rank_).has(from)) talk_.say(from);
-    if (too_few_) queue_.say(from, word_of(Kind::TooFew, 0));
+    if (too_few_ || rounds_.has_failed_in(word.round)) say_too_few(from);
     return step();
   }
   if (word.kind == Kind::Suspect || word.kind == Kind::Prepare || word.kind == Kind::Propose) heard_.add(from);
@@ -126,17 +135,19 @@ void Consensus::hear(int from, const Saying &word) {
 
 void Consensus::hear_one(int from, const Saying &word) {
   switch (word.kind) {
-    case Kind::Suspect: {
-      const bool news = !suspicions_.by(from).has(word.ranks);
-      suspicions_.add(from, word.ranks);
-      if (news && mine_ && !suspicions_.by(rank_).has(word.ranks)) talk_.say(from);
+    case Kind::Suspect:
+      if (suspicions_.add(from, word.ranks) && mine_) talk_.answer(from);
+      if (rounds_.has_given_up(rank_) || rounds_.has_failed_in(word.round) || too_few_for(from)) say_too_few(from);
       break;
-    }
-    case Kind::Prepare: on_prepare(from, word); break;
+    case Kind::Prepare:
+      on_prepare(from, word);
+      if (rounds_.has_failed_in(word.round)) say_too_few(from);
+      break;
     case Kind::Promise:
-      if (word.accepted == 0) suspicions_.add(from, word.ranks);
-      if (given_up_.contains(rank_) && word.ballot == ballot_)
-        queue_.say(from, word_of(Kind::TooFew, 0));  // it had not called
+      if (word.accepted == 0 && suspicions_.add(from, word.ranks) && mine_ &&
+          (leading_ != Leading::Collects || word.ballot != ballot_))
+        talk_.answer(from);
+      if (rounds_.has_given_up(rank_) && word.ballot == ballot_) say_too_few(from);  // it had not called
       if (leading_ != Leading::Collects || word.ballot != ballot_) break;
       if (const bool again = !party_.promises.insert_or_assign(from, word).second; again && from != rank_)
         talk_.say(from);  // it has called again, and learns that this rank has called too
@@ -156,7 +167,7 @@ void Consensus::hear_one(int from, const Saying &word) {
       promised_to_say_ = 0;  // who leads by that ballot has not asked this rank, or its question is on the way
       leading_ = Leading::No;
       break;
-    case Kind::TooFew: given_up_.insert(from); break;
+    case Kind::TooFew: rounds_.gave_up(from, word.round); break;
   }
 }
 
@@ -176,6 +187,9 @@ void Consensus::on_propose(int from, const Saying &word) {
   accepted_verdict_ = {word.flags, word.ranks};
   answer(from, word_of(Kind::Accept, word.ballot));
 }
+
+// Whether this rank's call is over and that rank, which does not hear the leader, perhaps waits for it.
+bool Consensus::too_few_for(int rank) const { return too_few_ && suspicions_.by(rank).has(leader()); }
 
 // ---- what follows --------------------------------------------------------------------------------------------------------------------
 
@@ -216,21 +230,27 @@ void Consensus::catch_up() {
 void Consensus::step() {
   if (!verdict_) catch_up();
   if (verdict_ || (!mine_ && leading_ != Leading::Proposes)) return;
-  if (mine_ && promised_to_say_ != 0) promise();
   const RankSet in = suspicions_.live();
+  if (rounds_.has_given_up(rank_) && !rounds_.tried_with(in)) rounds_.try_again();
   if (leading_ == Leading::Collects && !in.has(rank_))
     leading_ = Leading::No;  // another one leads, for which this one does not matter
+  // Those that have promised this rank's ballot wait for it, though a rank for which it does not wait has overtaken it.
+  const int first = suspicions_.first_live();
+  const int leads = waits_for_promised() ? owner_of(promised_, world_) : ballot_ != 0 && in.has(rank_) ? rank_ : first;
+  const bool leads_now = leads == rank_ && !rounds_.has_given_up(rank_);
+  // Whom a lower rank suspects waits for a verdict of the others. From whom it has lost all of them, it never comes.
+  const bool were_too_few = std::exchange(
+      too_few_, leading_ == Leading::No && !leads_now && (suspicions_.alone(rank_) || rounds_.has_given_up(leads)));
+  for (int q = 0; too_few_ && !were_too_few && q < world_; ++q)
+    if (put_off_.contains(q) || (q != rank_ && suspicions_.member(q) && too_few_for(q))) say_too_few(q);
+  if (mine_ && promised_to_say_ != 0 && !too_few_) promise();
   if (leading_ == Leading::No) {
-    const int first = suspicions_.first_live();
-    // Those that have promised this rank's ballot wait for it, though a rank for which it does not wait has overtaken it.
-    const int leads = waits_for_promised() ? owner_of(promised_, world_) : ballot_ != 0 && in.has(rank_) ? rank_ : first;
-    if (leads == rank_ && !given_up_.contains(rank_)) return lead();
-    // Whom a lower rank suspects waits for a verdict of the others. From whom it has lost all of them, it never comes.
-    if (suspicions_.alone(rank_) || given_up_.contains(leads)) too_few_ = true;
+    if (leads_now) return lead();
     return talk_.tell(heard_);
   }
   if (mine_) talk_.tell(heard_);
   if (leading_ == Leading::Collects && all_have_said(party_.promises, in, world_)) propose();
+  else if (leading_ == Leading::Collects && rounds_.has_given_up(unanswered())) give_up();
   else if (leading_ == Leading::Proposes) {
     RankSet awaited(world_), with(world_);
     for (int q = 0; q < world_; ++q)
@@ -240,6 +260,9 @@ void Consensus::step() {
     bool alone = true;
     for (const auto &[q, word] : party_.promises) alone = alone && word.alone;
     if (!alone && !suspicions_.enough(with, party_.accepted_before)) {
+      // A rank that is waited for again since may be enough, and has not been asked.
+      for (int q = 0; mine_ && q < world_; ++q)
+        if (in.has(q) && !party_.promised.has(q) && in.has(rank_)) return lead();
       // Whom another rank suspects, and not this one, may still accept. It has been asked.
       for (int q = 0; q < world_; ++q)
         if (party_.promised.has(q) && !with.has(q) && !suspicions_.by(rank_).has(q)) return;
@@ -252,7 +275,7 @@ void Consensus::step() {
 
 void Consensus::lead() {
   leading_ = Leading::Collects;
-  too_few_ = false;
+  rounds_.ask_all();
   ballot_ = ballot_after(std::max(promised_, ballot_), rank_, world_);
   party_.promises.clear();
   party_.accepts.clear();
@@ -300,19 +323,17 @@ void Consensus::propose() {
 void Consensus::tell_those_out() {
   RankSet whom = suspected();
   whom.add(verdict_->out);
+  // Who waits for this rank's answer, or has answered this rank's question and waits for it.
+  if (leading_ != Leading::No) whom.add(party_.asked);
+  if (promised_to_say_ != 0) whom.add(owner_of(promised_to_say_, world_));
   for (int q = 0; q < world_; ++q)
     if (suspicions_.member(q) && q != rank_ && whom.has(q)) queue_.say(q, word_of_verdict(Kind::Decide, 0, *verdict_));
-}
-
-void Consensus::try_again() {
-  too_few_ = false;
-  given_up_.erase(rank_);
 }
 
 void Consensus::give_up() {
   leading_ = Leading::No;
   too_few_ = true;
-  given_up_.insert(rank_);
+  rounds_.give_up(suspicions_.live());
   queue_.say_all(word_of(Kind::TooFew, 0));
 }
 

@@ -28,11 +28,11 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "rank/rank_set.hpp"
+#include "rank/rounds.hpp"
 #include "rank/saying.hpp"
 #include "rank/suspicions.hpp"
 
@@ -52,7 +52,7 @@ class Consensus {
   void hear(int from, const Saying &word);
   void gone(int rank, Gone how);
 
-  std::vector<Addressed> take_words() { return queue_.take(); }  // in the order in which they are to be sent
+  std::vector<Addressed> take_words();  // in the order in which they are to be sent
   const std::optional<Verdict> &verdict() const noexcept { return verdict_; }
   bool too_few() const noexcept { return too_few_; }  // for the text of an error; the agreement may still succeed
   // Who has not said its word yet, as far as this rank knows. Who leads knows all of them. Another rank waits for the one that leads alone, and for
@@ -80,7 +80,8 @@ class Consensus {
   void lead();
   void propose();
   void tell_those_out();
-  void try_again();
+  bool too_few_for(int rank) const;
+  void say_too_few(int to) { queue_.say(to, word_of(Saying::Kind::TooFew, 0)); }
   void give_up();
 
   const int rank_, world_;
@@ -88,6 +89,7 @@ class Consensus {
   Suspicions suspicions_;
   SayingQueue queue_;
   SuspicionTalk talk_;
+  Rounds rounds_;
   // As one that accepts.
   uint64_t promised_ = 0, promised_to_say_ = 0;  // the ballot of which Promise is still to be said; 0: none
   uint64_t accepted_ = 0;
@@ -111,7 +113,6 @@ class Consensus {
     bool all = false;  // that one has told all
   } told_;
   bool too_few_ = false;
-  std::set<int> given_up_;  // leaders, this rank perhaps among them, that have said so since they last asked
 };
 
 }  // namespace isthmus::rank

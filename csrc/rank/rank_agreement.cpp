@@ -96,11 +96,12 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
     if (!consensus.too_few()) few_since = 0;
     else if (few_since == 0) few_since = now_ns();
     const bool waits = few_since != 0 && now_ns() - few_since < kNewsNs && news_may_come(consensus);
-    if (consensus.too_few() && !waits) fail_too_few(number, consensus.suspected());
-    if (deadline.passed()) {
-      if (2 * (now_ns() - since) < now_ns() - begun) fail_early(number, consensus);
-      fail_late(number, consensus);
+    if (consensus.too_few() && !waits) {
+      note_gone();  // what has ended since the last look is no news that may still come
+      if (consensus.too_few()) fail_too_few(number, consensus.suspected());
+      continue;
     }
+    if (deadline.passed()) fail_late(number, consensus, 2 * (now_ns() - since) < now_ns() - begun);
     if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", name(number));
     if (!first) {
       lock.unlock();
@@ -141,6 +142,9 @@ Verdict RankAgreement::finish(uint64_t number) {
   if (early_.empty()) return verdict;
   Consensus &next = current();
   for (const Early &e : std::exchange(early_, {})) next.hear(e.from, e.word);
+  const Outgoing words = take_words(number_);
+  const Unlocked outside(mutex_);
+  say(number + 1, words);
   return verdict;
 }
 
@@ -159,7 +163,8 @@ void RankAgreement::fail_early(uint64_t number, const Consensus &consensus) cons
        name(number), leader < 0 ? "a rank" : core_.id.text(leader));
 }
 
-void RankAgreement::fail_late(uint64_t number, const Consensus &consensus) const {
+void RankAgreement::fail_late(uint64_t number, const Consensus &consensus, bool new_leader) const {
+  if (new_leader) fail_early(number, consensus);
   const RankSet missing = consensus.unanswered();
   const int leader = consensus.leader();
   const std::vector<int> ranks = missing.list();
@@ -198,6 +203,7 @@ void RankAgreement::came(const process::AgreeHead &head, std::span<const std::by
   if (const int spare = core_.id.world & 63) bits.back() &= (uint64_t{1} << spare) - 1;
   Saying word;
   word.kind = static_cast<Saying::Kind>(head.kind);
+  word.round = head.round;
   word.ballot = head.ballot;
   word.accepted = head.accepted;
   word.flags = head.flags;
@@ -271,7 +277,8 @@ void RankAgreement::note_gone() {
     const PeerRank &p = core_.peers[static_cast<size_t>(q)];
     const bool left = p.left.load(std::memory_order_acquire), lost = p.lost();
     if (q == core_.id.rank || (!left && !lost && !cut_.has(q))) continue;
-    const Gone how = lost && p.process->surely_ended() ? Gone::Surely : left ? Gone::Left : Gone::Perhaps;
+    const Gone cut = lost ? Gone::Perhaps : Gone::Cut;
+    const Gone how = lost && p.process->surely_ended() ? Gone::Surely : left ? Gone::Left : cut;
     for (auto &[number, consensus] : kept_) consensus.gone(q, how);
   }
 }
@@ -308,6 +315,7 @@ void RankAgreement::say(uint64_t number, const Outgoing &words) noexcept {
                                   static_cast<uint32_t>(core_.id.rank),
                                   static_cast<uint32_t>(word.kind),
                                   number,
+                                  word.round,
                                   word.ballot,
                                   word.accepted,
                                   word.flags,

@@ -56,7 +56,7 @@ class RankAgreement {
   std::string name(uint64_t number) const;
   [[noreturn]] void fail_too_few(uint64_t number, const RankSet &out) const;
   [[noreturn]] void fail_early(uint64_t number, const Consensus &consensus) const;
-  [[noreturn]] void fail_late(uint64_t number, const Consensus &consensus) const;
+  [[noreturn]] void fail_late(uint64_t number, const Consensus &consensus, bool new_leader) const;
   void check_in(uint64_t number) const ISTHMUS_REQUIRES(mutex_);
 
   RankCore &core_;

@@ -17,9 +17,10 @@ struct Verdict {
 
 // What is known of a rank that is gone.
 //   Perhaps  the way to it is cut, and it may live
-//   Left     it has left the communicator, and lives. What it had to say of its agreements has come before
+//   Left     it has left the communicator, and lives. What it had to say of its agreements has come before, by the same connection
 //   Surely   it has ended
-enum class Gone : uint8_t { Perhaps, Left, Surely };
+//   Cut      no data goes between it and this rank, but words may
+enum class Gone : uint8_t { Perhaps, Left, Surely, Cut };
 
 // What one rank says to another in an agreement.
 struct Saying {
@@ -32,10 +33,11 @@ struct Saying {
     Accept = 5,
     Decide = 6,     // `flags`, `ranks`: the verdict. `ballot` 0: not the leader's word, which goes to all
     Overtaken = 7,  // a word of an older ballot than `ballot`, which the sender has promised
-    TooFew = 8      // the leader has heard of all that it can hear of, and they are too few
+    TooFew = 8      // the leader has heard of all that it can hear of, and they are too few.
   };
   Kind kind{};
   uint64_t ballot = 0, accepted = 0, flags = 0;
+  uint64_t round = 1;  // of the sender's last call, or of its first (rounds.hpp)
   bool alone = false;
   RankSet ranks;
 };

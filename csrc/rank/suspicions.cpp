@@ -21,24 +21,32 @@ Suspicions::Suspicions(int world, RankSet members)
       left_(world),
       lost_(world) {}
 
+bool Suspicions::add(int by, const RankSet &whom) {
+  RankSet &known = whom_[static_cast<size_t>(by)];
+  const bool news = !known.has(whom);
+  known.add(whom);
+  return news;
+}
+
 bool Suspicions::add_gone(int by, int rank) { return add_new(whom_[static_cast<size_t>(by)], rank); }
 
 bool Suspicions::add_ended(int rank) { return add_new(ended_, rank); }
 
 bool Suspicions::add_left(int rank) { return add_new(left_, rank); }
 
-// The word of a rank counts where no lower rank suspects that rank, and until it has ended.
+// The word of a rank counts where no lower rank suspects that rank, and until this rank hears it no more: a word that cannot be taken back would
+// keep ranks apart that reach each other.
 RankSet Suspicions::suspected() const {
   RankSet out(world_);
   for (int q = 0; q < world_; ++q)
-    if (members_.has(q) && !out.has(q) && !ended_.has(q)) out.add(whom_[static_cast<size_t>(q)]);
+    if (members_.has(q) && !out.has(q) && !lost_.has(q)) out.add(whom_[static_cast<size_t>(q)]);
   return out;
 }
 
-RankSet Suspicions::living_by(int rank) const {
+RankSet Suspicions::news_by(int rank) const {
   RankSet out(world_);
   for (int q = 0; q < world_; ++q)
-    if (by(rank).has(q) && !ended_.has(q)) out.add(q);
+    if (by(rank).has(q) && !ended_.has(q) && !left_.has(q)) out.add(q);
   return out;
 }
 
@@ -82,7 +90,7 @@ void SuspicionTalk::tell(const RankSet &heard) {
   const RankSet &mine = suspicions_.by(rank_);
   const int first = suspicions_.first_live();
   if (mine.count() == 0 || first < 0) return;
-  const bool says_less = heard.has(first) && !suspicions_.by(first).has(suspicions_.living_by(rank_));
+  const bool says_less = heard.has(first) && !suspicions_.by(first).has(suspicions_.news_by(rank_));
   const bool all = said_.all || first >= rank_ || says_less;
   if (said_.suspects == mine.count() && said_.all == all && (all || said_.to == first)) return;
   said_ = {first, mine.count(), all};
@@ -96,9 +104,13 @@ void SuspicionTalk::tell_all_but(const RankSet &asked) {
     if (suspicions_.member(q) && !asked.has(q)) say(q);
 }
 
+void SuspicionTalk::answer(int to) {
+  if (!suspicions_.by(rank_).has(suspicions_.by(to))) say(to);
+}
+
 void SuspicionTalk::answer_all() {
   for (int q = 0; q < world_; ++q)
-    if (q != rank_ && !suspicions_.by(rank_).has(suspicions_.by(q))) say(q);
+    if (q != rank_) answer(q);
 }
 
 }  // namespace isthmus::rank

@@ -12,14 +12,14 @@ namespace isthmus::rank {
 class Suspicions {
  public:
   Suspicions(int world, RankSet members);
-  void add(int by, const RankSet &whom) { whom_[static_cast<size_t>(by)].add(whom); }
-  bool add_gone(int by, int rank);  // false: `by` has suspected the rank before
-  bool add_ended(int rank);         // for certain. False: that was known
-  bool add_left(int rank);          // false: that was known
+  bool add(int by, const RankSet &whom);  // false: that was known
+  bool add_gone(int by, int rank);        // false: `by` has suspected the rank before
+  bool add_ended(int rank);               // for certain. False: that was known
+  bool add_left(int rank);                // false: that was known
   void add_lost(int rank) { lost_.add(rank); }
   bool alone(int rank) const;  // all other members have been lost
   const RankSet &by(int rank) const noexcept { return whom_[static_cast<size_t>(rank)]; }
-  RankSet living_by(int rank) const;  // those of them that may live
+  RankSet news_by(int rank) const;  // those of them of which the others may not hear anyhow
   RankSet suspected() const;
   RankSet live() const;                                          // members that are not suspected
   int first_live() const;                                        // -1: there is none
@@ -37,7 +37,7 @@ class Suspicions {
 //
 // In most cases all ranks have lost the same ones. So a rank tells the lowest rank that it waits for, which tells all when it leads. Where that
 // one's word leaves out some of those that this rank suspects, that one answers, and this rank tells all itself. That a rank has ended for
-// certain all hear anyhow.
+// certain, or has left, all hear anyhow.
 class SuspicionTalk {
  public:
   SuspicionTalk(int rank, int world, const Suspicions &suspicions, SayingQueue &queue) noexcept
@@ -47,8 +47,9 @@ class SuspicionTalk {
   // `heard`: the ranks whose word this rank knows, for the program's present call.
   void tell(const RankSet &heard);
   void tell_all_but(const RankSet &asked);  // who is asked reads it in the question
-  void answer_all();                        // that have told this rank of some that it does not suspect itself
-  void begin_anew() { said_ = {}; }         // the program calls again
+  void answer(int to);                      // that has told this rank of some that it does not suspect itself
+  void answer_all();
+  void begin_anew() { said_ = {}; }  // the program calls again
 
  private:
   const int rank_, world_;

@@ -261,6 +261,69 @@ TEST(Consensus, WhomARankSuspectedThatHasEndedSinceGoesOn) {
   for (const int r : {1, 2, 3}) EXPECT_EQ(w.verdict(r), (Verdict{1, set_of(4, {0})})) << r;
 }
 
+TEST(Consensus, WhomARankSuspectedThatHasLeftSinceGoesOn) {
+  World w(3);
+  w.contribute(0, 1, {1, 2});
+  w.drain();
+  w.contribute(1, 1);
+  w.contribute(2, 1);
+  w.drain();
+  EXPECT_TRUE(w.ranks[1].too_few() && w.ranks[2].too_few());
+  w.leave(0);
+  w.drain();
+  for (const int r : {1, 2}) EXPECT_EQ(w.verdict(r), (Verdict{1, set_of(3, {0})})) << r;
+}
+
+TEST(Consensus, WhomARankSuspectedThatIsOutOfReachSinceGoesOn) {
+  World w(3);
+  w.contribute(0, 1);
+  w.cut(0, 1);
+  ASSERT_TRUE(w.tell_of_cut(1, 0));
+  ASSERT_TRUE(w.deliver(0, 2) && w.deliver(0, 2)) << "it leads, and suspects rank 1";
+  w.cut(0, 2);
+  for (const int r : {1, 2}) w.contribute(r, 1);
+  w.drain();
+  for (const int r : {1, 2}) EXPECT_EQ(w.verdict(r), (Verdict{1, set_of(3, {0})})) << r;
+}
+
+TEST(Consensus, WhoIsWaitedForAgainWhileALeaderProposesIsAskedBeforeTheyAreTooFew) {
+  World w(3);
+  w.cut(1, 2);
+  ASSERT_TRUE(w.tell_of_cut(1, 2) && w.tell_of_cut(2, 1));
+  w.contribute(1, 1);
+  while (w.deliver(1, 0)) {}
+  w.contribute(0, 1);
+  while (w.deliver(0, 1) || w.deliver(1, 0)) {
+    if (!w.ways[0][1].words.empty() && w.ways[0][1].words.front().kind == Saying::Kind::Propose) break;
+  }
+  std::mt19937_64 random(1);
+  w.kill(1, random);
+  w.contribute(2, 1);
+  w.drain();
+  for (const int r : {0, 2}) {
+    ASSERT_TRUE(w.verdict(r)) << r;
+    EXPECT_FALSE(w.ranks[r].too_few());
+  }
+}
+
+TEST(Consensus, WhomTheLeaderAsksAnewIsNotToldThatTheyAreTooFew) {
+  Consensus one(1, 6, all_of(6));
+  const auto hear = [&](Saying::Kind kind, uint64_t ballot) {
+    Saying word = word_of(kind, ballot);
+    word.ranks = set_of(6, {3, 4, 5});
+    word.round = 1;
+    one.hear(0, word);
+  };
+  for (const int q : {3, 4, 5}) one.gone(q, Gone::Perhaps);
+  one.contribute(1, RankSet(6), false);
+  hear(Saying::Kind::Prepare, 1);
+  hear(Saying::Kind::TooFew, 0);
+  EXPECT_TRUE(one.too_few());
+  one.gone(3, Gone::Surely);
+  hear(Saying::Kind::Prepare, 7);
+  EXPECT_FALSE(one.too_few());
+}
+
 // A rank that has heard the higher one's word first takes the lower one for lost, and leads. Then it hears the lower one's word.
 TEST(Consensus, AllGoOnWhereTwoLoseEachOtherInWhateverOrderTheyHearOfIt) {
   for (unsigned seed = 0; seed < 5000; ++seed) {
@@ -281,6 +344,68 @@ TEST(Consensus, AllGoOnWhereTwoLoseEachOtherInWhateverOrderTheyHearOfIt) {
     for (int r = 0; r < w.size; ++r) ASSERT_TRUE(w.verdict(r)) << "seed " << seed << ", rank " << r;
     const RankSet &out = w.verdict(0)->out;  // nobody: the cut was known too late
     ASSERT_TRUE(out.count() == 0 || out == set_of(w.size, {one}) || out == set_of(w.size, {other})) << "seed " << seed;
+  }
+}
+
+// Each rank calls as often as the others, where its calls fail because they are too few. Ways are cut, between two halves at once or one by one, and
+// ranks end. Five and more ranks of which some reach each other and some do not may wait, in one of some 30'000 such worlds.
+TEST(Consensus, WhateverWaysAreCutNobodyWaitsInVain) {
+  for (unsigned seed = 0; seed < 20'000; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto pick = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+    const bool at_once = pick(1) == 0;
+    World w(2 + pick(at_once ? 4 : 2));
+    std::vector<std::pair<int, int>> to_cut;
+    const unsigned half = static_cast<unsigned>(pick((1 << w.size) - 1));
+    for (int a = 0; a < w.size; ++a)
+      for (int b = 0; b < a; ++b)
+        if (at_once ? ((half >> a) ^ (half >> b)) & 1 : pick(3) == 0) to_cut.emplace_back(a, b);
+    std::shuffle(to_cut.begin(), to_cut.end(), random);
+    int to_die = pick(4) == 0 ? 1 + pick(1) : 0;
+    std::vector<char> in_call(static_cast<size_t>(w.size));
+    std::vector<int> calls(static_cast<size_t>(w.size), 1 + pick(2));  // still to be made
+    const auto cut = [&] {
+      for (bool more = !to_cut.empty(); more; more = at_once && !to_cut.empty()) {
+        const auto [a, b] = to_cut.back();
+        to_cut.pop_back();
+        if (!w.dead[a] && !w.dead[b]) w.cut(a, b);
+      }
+    };
+    const auto call = [&](int r) {
+      if (w.dead[r] || in_call[r] || calls[r] == 0 || w.verdict(r)) return false;
+      --calls[r];
+      in_call[r] = 1;
+      w.contribute(r, 1);
+      return true;
+    };
+    const auto fail = [&](int r) {
+      if (w.dead[r] || !in_call[r] || w.verdict(r) || !w.ranks[r].too_few()) return false;
+      in_call[r] = 0;
+      w.ranks[r].withdraw();
+      return true;
+    };
+    for (bool busy = true; busy;) {
+      const int what = pick(19), r = pick(w.size - 1);
+      if (what <= 1) {
+        cut();
+      } else if (what == 2 && to_die > 0 && !w.dead[r]) {
+        --to_die;
+        w.kill(r, random);
+      } else if (what <= 4) {
+        call(r);
+      } else if (what <= 8) {
+        fail(r);
+      } else if (!w.move(random)) {
+        busy = !to_cut.empty();
+        cut();
+        for (int q = 0; q < w.size && !busy; ++q) busy = fail(q) || call(q) || w.move(random);
+      }
+    }
+    check(w, "seed " + std::to_string(seed));
+    for (int r = 0; r < w.size; ++r) {
+      if (w.dead[r]) continue;
+      ASSERT_TRUE(w.verdict(r) || !in_call[r]) << "seed " << seed << ", rank " << r << " of " << w.size << " waits for ever";
+    }
   }
 }
 
@@ -320,7 +445,7 @@ TEST(Consensus, TooFewAreEnoughAsSoonAsTheMissingOneIsKnownToHaveEnded) {
 TEST(Consensus, TooFewAreEnoughAsSoonAsTheMissingOneIsKnownToHaveLeftWhereTheVerdictWasAcceptedBefore) {
   Consensus one(1, 5, all_of(5));
   const auto says = [&](int from, Saying::Kind kind, uint64_t ballot, const std::vector<int> &ranks, uint64_t accepted = 0) {
-    one.hear(from, {kind, ballot, accepted, 1, false, set_of(5, ranks)});
+    one.hear(from, {kind, ballot, accepted, 1, 1, false, set_of(5, ranks)});
   };
   const auto asks = [&] {  // by which ballot rank 1 asks rank 2
     uint64_t ballot = 0;

@@ -119,8 +119,8 @@ TEST(ControlWire, OutOfBandHead) {
 }
 
 TEST(ControlWire, AgreeHead) {
-  goes_there_and_back(AgreeHead{1, 2, 3, 4, 5, 6, 7, 8, 1, 2},
-                      bytes_of({{4, 1}, {4, 2}, {4, 3}, {4, 4}, {8, 5}, {8, 6}, {8, 7}, {8, 8}, {4, 1}, {4, 2}}));
+  goes_there_and_back(AgreeHead{1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2},
+                      bytes_of({{4, 1}, {4, 2}, {4, 3}, {4, 4}, {8, 5}, {8, 6}, {8, 7}, {8, 8}, {8, 9}, {4, 1}, {4, 2}}));
 }
 
 TEST(ControlWire, TheTextOfAnAbortIsCutWhereItsSubjectEnds) {

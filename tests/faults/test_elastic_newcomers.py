@@ -402,7 +402,8 @@ def test_ranks_that_are_killed_at_any_time_are_replaced_and_all_end_with_one_sta
             used.add(ticket)
             one.tell(ticket)
             left.append(one)
-            await_inside([one])  # else it may have come with the ticket of the next victim
+            if one is not new[-1]:
+                await_inside([one])  # else it may have come with the ticket of the next victim
         ends = ends_of(left)
         alike(ends)
         assert {one[0] for one in ends} == {5}

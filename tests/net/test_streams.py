@@ -212,13 +212,15 @@ def test_a_process_that_is_killed_is_lost_at_once_whatever_streams_it_had(hosts:
 def test_a_process_that_is_killed_unheard_is_lost_long_before_its_silence_would_tell(
     killed: int, hosts: Hosts, tmp_path: Path
 ) -> None:
-    ranks = start(hosts, tmp_path)
+    beat = round(patient(200))  # ms; a silent control connection is given up after a hundred
+    ranks = start(hosts, tmp_path, ISTHMUS_HEARTBEAT_MS=str(beat))
     try:
         until(ranks, lambda said: up(said) == [True, True])
         hosts.silence("cable")  # the control connection's: it brings no word of the end
         os.kill(ranks[killed].pid, signal.SIGKILL)
         _, log = ranks[1 - killed].communicate(timeout=2 * SOON)
         assert ranks[1 - killed].returncode == 1 and "PeerLostError" in log, log
-        assert "refuses connections where it listened" in log, log
+        # The first stream has perhaps been taken for silent before the second one ends. Then none is left.
+        assert "refuses connections where it listened" in log or "its data connection broke" in log, log
     finally:
         end(ranks)

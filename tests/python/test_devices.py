@@ -195,8 +195,8 @@ def test_over_tcp_islands_of_unlike_numbers_of_ranks_share_what_crosses() -> Non
         }
         done = {}
         for what, (count, call, right) in calls.items():
+            before = carried()  # ahead of the barrier: whoever has left it sends already
             comm.barrier()
-            before = carried()
             result = np.asarray(call()).reshape(-1)
             comm.barrier()
             stated = comm.explain(what, nbytes=4 * count).data["link_bytes"]
