@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from circumstances import circumstances
+
 ROOT = Path(__file__).resolve().parent.parent
 RANK = """
 import os, sys, time, isthmus
@@ -49,6 +51,7 @@ def main() -> None:
     flags.add_argument("--silence-ms", type=int, default=400)
     flags.add_argument("--output", type=Path, default=ROOT / "bench" / "results" / "beats.json")
     given = flags.parse_args()
+    made = circumstances()
     busy = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"], stdout=subprocess.DEVNULL)
         for _ in range(2 * (os.cpu_count() or 1))
@@ -84,6 +87,7 @@ def main() -> None:
             process.wait()
     alarms = [end for end in ends if end != "well"]
     found = {
+        **made,
         "heartbeats": sum(heard),
         "alarms": len(alarms),
         "seconds": round(time.monotonic() - begin, 1),
@@ -91,8 +95,6 @@ def main() -> None:
         "pairs": given.ranks * (given.ranks - 1),
         "heartbeat_ms": given.heartbeat_ms,
         "silence_ms": given.silence_ms,
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
         "said": alarms,
     }
     print(json.dumps(found, indent=1))

@@ -35,12 +35,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +48,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench")]
 
 from bridge_rank import COLLECTIVES, MOST_BUSY, WAYS  # noqa: E402
+from circumstances import circumstances  # noqa: E402
 
 UNIT = 50.0  # MB/s (10^6 bytes a second)
 
@@ -390,7 +389,8 @@ def main() -> int:
         print("rehearsal  quick: it shows that this runs; no target counts, but every result must be right")
     if args.latency:
         return alone()
-    load = os.getloadavg()[0]
+    quick = " --quick" if args.quick else ""
+    made = circumstances(f"python bench/bridge.py --mib {args.mib} --repeat {args.repeat}{quick}")
     os.environ.setdefault("ISTHMUS_TIMEOUT", "30")  # the ranks'
     names = args.fleets[: 1 if args.quick else None]
     rows: list[dict[str, Any]] = []
@@ -411,9 +411,7 @@ def main() -> int:
         "rehearsal": WHAT,
         "simulated": True,
         "isthmus": __version__,
-        "command": f"python bench/bridge.py --mib {args.mib} --repeat {args.repeat}" + (" --quick" if args.quick else ""),
-        "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
-        "machine": {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release(), "load": load},
+        **made,
         "targets": TARGETS,
         "rows": rows,
         "overlap": overlap,

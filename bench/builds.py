@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from peers import bench_json, machine
+from circumstances import circumstances
+from peers import bench_json
 
 SHAPES = {
     "two, shared memory": ["--ranks", "2"],
@@ -50,7 +49,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=300, help="seconds, of one program")
     parser.add_argument("--out", type=Path, help="a file for the figures")
     args = parser.parse_args()
-    load = os.getloadavg()[0]
+    made = circumstances(f"python bench/builds.py OLD NEW --rounds {args.rounds} --sizes {args.sizes}")
     figures: dict[tuple[str, str, int], list[dict[str, float]]] = {}
     for number in range(args.rounds):
         for name, shape in SHAPES.items():
@@ -75,10 +74,7 @@ def main() -> int:
     print(f"{'all, geometric mean':70}   {mean:.3f}")
     if args.out:
         document = {
-            "command": f"python bench/builds.py OLD NEW --rounds {args.rounds} --sizes {args.sizes}",
-            "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
-            "machine": machine(),
-            "load_before": load,
+            **made,
             "ratio": round(mean, 3),
             "rows": rows,
         }

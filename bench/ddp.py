@@ -27,10 +27,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import datetime
 import json
 import os
-import platform
 import re
 import signal
 import statistics
@@ -41,6 +39,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "bench")]
+
+from circumstances import circumstances  # noqa: E402
+
 WORKER = Path(__file__).with_name("ddp_worker.py")
 RANKS = 2  # of more, sums have an order, and libraries have their own
 WARM_UP = 5  # steps that are not counted, if there are more
@@ -171,9 +173,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "simulated": args.rehearse,
         "device": "CPU" if args.rehearse else f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}",
-        "command": "python bench/ddp.py " + " ".join(sys.argv[1:]),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": {"processors": os.cpu_count(), "system": platform.platform(), "load": os.getloadavg()},
+        **circumstances(),
         "versions": {"torch": torch.__version__, "isthmus": __import__("isthmus").__version__},
         "ranks": RANKS,
         "steps": args.steps,

@@ -20,7 +20,6 @@ import argparse
 import ctypes
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -32,7 +31,9 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "python"), str(ROOT / "tests")]
+
+from circumstances import circumstances  # noqa: E402
 
 FLEET = "nvidia:2,amd:2"
 # A simulation's meanness uses processors. The timed work needs them, so the meanness is switched off.
@@ -231,7 +232,7 @@ def main() -> int:
     os.environ["ISTHMUS_LOG"] = "info"  # the ranks': their log says who carries the communicator
     os.environ.setdefault("ISTHMUS_TIMEOUT", "60")
     print(f"{WHAT}; no figure below is a measurement of a device; medians, and the quartiles in brackets")
-    load = os.getloadavg()[0]
+    made = circumstances(f"python bench/exchange.py --repeat {args.repeat}" + (" --quick" if args.quick else ""))
     sizes, repeat = ([1 << 10, 1 << 20], 4) if args.quick else (SIZES, args.repeat)
     rows = [row for bridge in BRIDGES for row in run(bridge, sizes, repeat)]
     for row in rows:
@@ -240,9 +241,7 @@ def main() -> int:
         "rehearsal": WHAT,
         "simulated": True,
         "isthmus": __version__,
-        "command": f"python bench/exchange.py --repeat {args.repeat}" + (" --quick" if args.quick else ""),
-        "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
-        "machine": {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release(), "load": load},
+        **made,
         "fleet": FLEET,
         "switches": SWITCHES,
         "rows": rows,

@@ -32,7 +32,6 @@ import contextlib
 import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -43,6 +42,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "bench")]
+
+from circumstances import circumstances  # noqa: E402
+
 SIZES = (8, 4 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
 QUICK_SIZES = (8, 64 << 10, 1 << 20)
 CONTENDERS = ("isthmus", "gloo", "relay")
@@ -710,9 +713,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "simulated": device.simulated,
         "device": device.name,
-        "command": "python bench/gpu.py " + " ".join(sys.argv[1:]),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": {"processors": os.cpu_count(), "system": platform.platform(), "load": os.getloadavg()},
+        **circumstances(),
         "versions": {"torch": device.torch.__version__, "isthmus": __import__("isthmus").__version__},
         "ranks": kinds,
         "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith("ISTHMUS_")},

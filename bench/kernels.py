@@ -34,9 +34,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+from circumstances import circumstances
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("avx512", "avx2", "sse4", "neon")  # the first of them that a processor has is taken there
@@ -195,13 +196,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=programs / "reduce_work", help="path of reduce_work, for --count")
     parser.add_argument("--out", default=str(ROOT / "bench" / "results" / "kernels.json"), help="- for no file")
     args = parser.parse_args()
-    machine = {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()}
-    about = {
-        "command": shlex.join(["python", *sys.argv]),
-        "processor": processor(),
-        "machine": {**machine, "load": os.getloadavg()[0]},
-        "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
-    }
+    about = {**circumstances(), "processor": processor()}
     if args.count:
         if not args.work.is_file() or not shutil.which("valgrind"):
             parser.error(f"valgrind or {args.work} is not there: a build with tests makes the program")

@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import re
 import signal
@@ -44,6 +43,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "tests")]
 
+from circumstances import circumstances  # noqa: E402
 from jobs import SHAPES, Me, Zygote, all_say, job  # noqa: E402
 
 WORLD = 4
@@ -153,11 +153,9 @@ def main() -> int:
     if min(args.kills, args.stops) < 0:
         parser.error("--kills and --stops must be at least 0")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    document: dict[str, Any] = {
-        "command": f"python bench/kills.py --kills {args.kills} --stops {args.stops} --seed {args.seed}",
-        "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
-        "machine": {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()},
-    }
+    document: dict[str, Any] = circumstances(
+        f"python bench/kills.py --kills {args.kills} --stops {args.stops} --seed {args.seed}"
+    )
     reached = True
     for name, title, harm, times, judged, quantiles in (
         ("kills", "kills, two sleeping forked children each,", kill, args.kills, "p99", {"p50": 0.5, "p99": 0.99}),

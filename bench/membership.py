@@ -33,7 +33,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import signal
 import sys
@@ -49,6 +48,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "faults"), str(ROOT / 
 
 import isthmus  # noqa: E402
 import membership_beside  # noqa: E402
+from circumstances import circumstances  # noqa: E402
 from jobs import DEADLINE, SHAPES, Me, Rank, Zygote, all_say, forever, job, results  # noqa: E402
 
 MEMBERS, WORLD, MANY = 3, 8, 64
@@ -223,9 +223,7 @@ def main() -> int:
     results_folder = ROOT / "bench" / "results"
     if args.beside:
         document = {
-            "command": f"python bench/membership.py --beside --rounds {args.rounds} --seed {args.seed}",
-            "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
-            "machine": {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()},
+            **circumstances(f"python bench/membership.py --beside --rounds {args.rounds} --seed {args.seed}"),
             **membership_beside.measure(args.rounds, args.seed),
         }
         for name, row in document["figures"].items():
@@ -237,9 +235,7 @@ def main() -> int:
         parser.error("--grows and --kills must be at least 1")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     document = {
-        "command": f"python bench/membership.py --grows {args.grows} --kills {args.kills} --seed {args.seed}",
-        "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
-        "machine": {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()},
+        **circumstances(f"python bench/membership.py --grows {args.grows} --kills {args.kills} --seed {args.seed}"),
         "figures": {},
     }
     print(f"{args.grows} newcomers to {MEMBERS} ranks, {args.kills} kills among {WORLD} ranks, of each shape, "

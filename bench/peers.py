@@ -14,17 +14,16 @@ import argparse
 import csv
 import json
 import os
-import platform
 import shlex
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
+from circumstances import circumstances
 from peers_targets import LABELS, Verdict, judge
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -152,18 +151,6 @@ def tcp_part(bench: str, args: argparse.Namespace) -> Row:
     return {"rows": rows, "command": shlex.join([bench, *own_command])}
 
 
-def machine() -> Row:
-    info = Path("/proc/cpuinfo")
-    models = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return {
-        "processor": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "architecture": platform.machine(),
-        "python": platform.python_version(),
-    }
-
-
 def microseconds(seconds: float) -> str:
     us = seconds * 1e6
     return f"{us:.2f}" if us < 100 else f"{us:.0f}"
@@ -239,10 +226,7 @@ def main() -> int:
 
     document: Row = {
         "tool": "bench/peers.py",
-        "command": shlex.join(["python", "bench/peers.py", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "machine": machine(),
-        "load_before": os.getloadavg()[0],
+        **circumstances(),
         "rounds": args.rounds,
         "versions": {},
         "commands": {},

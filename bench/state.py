@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 from pathlib import Path
@@ -27,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests")]
 
+from circumstances import circumstances  # noqa: E402
 from hosts import end, line, two_hosts  # noqa: E402
 
 RANK = ROOT / "bench" / "state_rank.py"
@@ -48,6 +47,7 @@ def main() -> int:
     flags.add_argument("--check", action="store_true", help="fails where the all_reduces are slower than they may be")
     flags.add_argument("--output", type=Path, default=ROOT / "bench" / "results" / "state.json")
     given = flags.parse_args()
+    made = circumstances()
     words = [str(one) for one in (given.rounds, round(given.mib * (1 << 20)), given.state_mib << 20)]
     with two_hosts() as hosts:
         hosts.shape("cable", given.rate)
@@ -62,7 +62,7 @@ def main() -> int:
     alone, beside = (figures([s for one in rounds for s in one[kind]]) for kind in ("alone", "beside"))
     slower = [statistics.mean(one["beside"]) / statistics.mean(one["alone"]) for one in rounds]
     state = [one["state"] for one in rounds]
-    table: dict[str, Any] = {"cpu": platform.processor(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+    table: dict[str, Any] = made
     table.update(mib=given.mib, state_mib=given.state_mib, rate_mbps=given.rate, rounds=given.rounds)
     table.update(alone=alone, beside=beside, slower=sorted(slower), state_s=sorted(state))
     for name, row in (("alone", alone), ("beside", beside)):

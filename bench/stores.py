@@ -19,15 +19,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+from circumstances import circumstances
 
 ROOT = Path(__file__).resolve().parent.parent
 MODES = ("auto", "cached", "streamed")
@@ -61,6 +60,7 @@ def main() -> int:
     parser.add_argument("--bench", default=str(Path(sys.executable).parent / "isthmus-bench"), help="path of isthmus-bench")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "stores.json")
     args = parser.parse_args()
+    made = circumstances()
     times: dict[str, dict[str, dict[str, list[float]]]] = {"near": {}, "far": {}}
     lines: dict[str, list[float]] = {"near": [], "far": []}
     left_out = 0
@@ -94,9 +94,7 @@ def main() -> int:
             print(f"{name:22} {len(ratios):6} {medians}  {middle:.2f} [{low:.2f} {high:.2f}]")
     print(f"# left out, in which it changed: {left_out}")
     result: dict[str, Any] = {
-        "command": shlex.join(["python", *sys.argv]),
-        "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
-        "machine": {"processors": os.cpu_count(), "kernel": platform.release(), "architecture": platform.machine()},
+        **made,
         "line_ns": lines,
         "left_out": left_out,
         "us": times,

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import statistics
 import sys
@@ -30,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests")]
 
+from circumstances import circumstances  # noqa: E402
 from hosts import Hosts, Process, end, line, two_hosts  # noqa: E402
 
 RANK = ROOT / "tests" / "net" / "streams_rank.py"
@@ -99,6 +98,7 @@ def main() -> None:
     flags.add_argument("--rate", type=float, default=100, help="of a cable, in 10^6 bytes a second")
     flags.add_argument("--output", type=Path, default=ROOT / "bench" / "results" / "streams.json")
     given = flags.parse_args()
+    made = circumstances()
     with two_hosts() as hosts:
         hosts.add_second_cable()
         for cable in ("cable", "second"):
@@ -117,7 +117,7 @@ def main() -> None:
             job.close()
         finally:
             end(job.ranks)
-    table: dict[str, Any] = {"cpu": platform.processor(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+    table: dict[str, Any] = made
     table.update(mib=given.mib, rate_mbps=given.rate, trials=given.trials, alone_s=alone, kinds={})
     for kind, row in rows.items():
         all_of = {key: sorted(one[key] for one in row) for key in row[0]}

@@ -22,6 +22,7 @@ constexpr size_t kBurst =
 
 constexpr size_t kWorth = 32 * 1024;        // less than this of a piece is no reason to look again at once
 constexpr uint32_t kLowWater = 128 * 1024;  // a sleeper within a payload is woken for so much of it, or for its end
+constexpr int kUnsent = 256 * 1024;         // bytes in the kernel that it has not sent: enough until the writer is awake
 constexpr int64_t kAskAgain = 250'000;      // a deferred frame is offered again after so long
 
 constexpr int64_t kMute =
@@ -53,6 +54,7 @@ struct TcpLink::SocketStream {
   explicit SocketStream(HalfPayloads *half) : in(half) {}
   void connect(UniqueFd connection) {
     fd.store(connection.get(), std::memory_order_relaxed);
+    net::limit_unsent(connection.get(), kUnsent);
     socket = std::move(connection);
     mute = false;
     silence.begin(now_ns());

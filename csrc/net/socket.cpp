@@ -141,6 +141,8 @@ void limit_unacknowledged(int fd, int ms) noexcept {
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
 }
 
+void limit_unsent(int fd, int bytes) noexcept { ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes); }
+
 Answers answers(int fd) noexcept {
   tcp_info info{};
   socklen_t n = sizeof info;

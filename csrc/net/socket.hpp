@@ -27,6 +27,10 @@ Address remote_address(int fd);  // throws Error(System) where the connection ha
 // A process that is merely stopped does not count, because its kernel acknowledges. Unix sockets have no such limit.
 void limit_unacknowledged(int fd, int ms) noexcept;
 
+// The kernel takes no more of what is to be sent while it has so many bytes that it has not sent once. Else what is written next may stand behind
+// megabytes, and a slow connection hold them where a faster one could send them. Unix sockets have no such limit.
+void limit_unsent(int fd, int bytes) noexcept;
+
 // Where the connection is closed from now on, the other side finds it reset, and not ended in order. Unix sockets know no difference.
 void reset_when_closed(int fd) noexcept;
 

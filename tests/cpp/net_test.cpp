@@ -1,6 +1,7 @@
 // The net floor without threads: MAC, wire, frames, addresses, sockets, descriptors, handshake messages.
 #include <gtest/gtest.h>
 
+#include <linux/sockios.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -387,6 +388,20 @@ TEST(Socket, WhatWaitsWhileNothingIsUnderWayIsStuckBeforeTheKernelTriesAgain) {
   EXPECT_TRUE(stuck);
   const UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   EXPECT_FALSE(answers(file.get()).stuck);
+}
+
+TEST(Socket, WhatTheKernelHasNotSentIsLimited) {
+  const auto unsent = [](bool limited) {
+    const TcpPair pair;
+    if (limited) limit_unsent(pair.client.get(), 128 * 1024);
+    const std::vector<std::byte> piece(64 * 1024);
+    while (send_some(pair.client.get(), piece) > 0) {}  // the other side reads nothing, and has no room in the end
+    int bytes = 0;
+    EXPECT_EQ(::ioctl(pair.client.get(), SIOCOUTQNSD, &bytes), 0);
+    return bytes;
+  };
+  EXPECT_LE(unsent(true), 256 * 1024);
+  EXPECT_GT(unsent(false), 512 * 1024);
 }
 
 TEST(Socket, NeverConnectsToItself) {
