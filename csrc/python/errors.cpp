@@ -1,7 +1,9 @@
 #include "errors.hpp"
 
+#include <cxxabi.h>
 #include <pthread.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <cstdarg>
 #include <cstdio>
@@ -113,6 +115,16 @@ py::object make_error(isthmus_result result, const char *text, const std::vector
 void install_interrupt_check() {
   main_thread = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
   isthmus_set_interrupt_check(interrupt_check);
+}
+
+// Where the interpreter ends meanwhile, Python before 3.14 ends a thread that asks for the GIL, by pthread_exit. That would unwind through this
+// destructor, and through objects that may be let go of under the GIL alone. So the thread stays here until the process has ended.
+NoGil::~NoGil() {
+  try {
+    PyEval_RestoreThread(state_);
+  } catch (abi::__forced_unwind &) {
+    for (;;) ::pause();
+  }
 }
 
 bool inside_signal_handler() noexcept { return handler_depth > 0; }

@@ -41,7 +41,7 @@ bool inside_signal_handler() noexcept;
 class NoGil {
  public:
   NoGil() noexcept : state_(PyEval_SaveThread()) {}
-  ~NoGil() { PyEval_RestoreThread(state_); }
+  ~NoGil();
   NoGil(const NoGil &) = delete;
   NoGil &operator=(const NoGil &) = delete;
 

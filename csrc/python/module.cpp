@@ -187,7 +187,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("group_cancel", &group_cancel);
   m.def(
       "raised", [](const std::string &what) { check(isthmus_raised(what.c_str())); }, py::arg("what"),
-      py::call_guard<py::gil_scoped_release>());
+      py::call_guard<NoGil>());
   m.def("raiser", &isthmus_raiser);
   m.def("take_over_dumps", [] { check(isthmus_dump_next(nullptr, 0)); });
   m.def("next_dump", []() -> std::optional<std::string> {
@@ -203,8 +203,7 @@ PYBIND11_MODULE(_core, m) {
   });
   m.def("dump_written", [] { isthmus_dump_written(); });
   m.def(
-      "settle_dumps", [](double seconds) { isthmus_dump_settle(seconds); }, py::arg("seconds"),
-      py::call_guard<py::gil_scoped_release>());
+      "settle_dumps", [](double seconds) { isthmus_dump_settle(seconds); }, py::arg("seconds"), py::call_guard<NoGil>());
   m.def("destroy_all", &PythonCommunicator::destroy_all, py::arg("seconds"));
   m.attr("ANY_SOURCE") = ISTHMUS_ANY_SOURCE;
   install_interrupt_check();

@@ -1,5 +1,6 @@
 #include "interpreter.hpp"
 
+#include <cxxabi.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,6 +29,16 @@ void raise_interrupt() {
   const pybind11::gil_scoped_acquire gil;
   if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
   throw pybind11::error_already_set();
+}
+
+// Where the interpreter ends meanwhile, Python before 3.14 ends a thread that asks for the GIL, by pthread_exit. That would unwind through this
+// destructor, and through objects that may be let go of under the GIL alone. So the thread stays here until the process has ended.
+WithoutGil::~WithoutGil() {
+  try {
+    if (released_) PyEval_RestoreThread(released_);
+  } catch (abi::__forced_unwind &) {
+    for (;;) ::pause();
+  }
 }
 
 }  // namespace isthmus::torch_face::interpreter

@@ -3,8 +3,6 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include <optional>
-
 namespace isthmus::torch_face::interpreter {
 
 // Installs the interrupt check of the whole process (isthmus_set_interrupt_check).
@@ -23,11 +21,14 @@ bool interrupted() noexcept;
 class WithoutGil {
  public:
   WithoutGil() {
-    if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
+    if (Py_IsInitialized() && PyGILState_Check()) released_ = PyEval_SaveThread();
   }
+  ~WithoutGil();
+  WithoutGil(const WithoutGil &) = delete;
+  WithoutGil &operator=(const WithoutGil &) = delete;
 
  private:
-  std::optional<pybind11::gil_scoped_release> released_;
+  PyThreadState *released_ = nullptr;
 };
 
 }  // namespace isthmus::torch_face::interpreter

@@ -61,6 +61,7 @@ std::string json_of(isthmus_result (*get)(char **)) {
 
 PYBIND11_MODULE(_torch, m) {
   using namespace isthmus::torch_face;
+  using interpreter::WithoutGil;
   m.doc() = "The c10d backend `isthmus`; use it through isthmus.torch";
   py::module_::import("torch._C._distributed_c10d");  // the base classes
   interpreter::install_interrupt_check();
@@ -86,15 +87,15 @@ PYBIND11_MODULE(_torch, m) {
       .def_property_readonly("options", &Backend::options)
       .def(
           "perform_nocolor_split", [](Backend &, const py::object &) {}, py::arg("device"))
-      .def("topology", &Backend::topology, py::call_guard<py::gil_scoped_release>())
+      .def("topology", &Backend::topology, py::call_guard<WithoutGil>())
       .def("explain", &Backend::explain, py::arg("collective"), py::arg("count"), py::arg("dtype"), py::arg("op"),
-           py::arg("root"), py::call_guard<py::gil_scoped_release>())
-      .def("get_error", &Backend::getError, py::call_guard<py::gil_scoped_release>())
-      .def("failure", &Backend::failure, py::call_guard<py::gil_scoped_release>())
-      .def("dump", &Backend::dump, py::call_guard<py::gil_scoped_release>());
+           py::arg("root"), py::call_guard<WithoutGil>())
+      .def("get_error", &Backend::getError, py::call_guard<WithoutGil>())
+      .def("failure", &Backend::failure, py::call_guard<WithoutGil>())
+      .def("dump", &Backend::dump, py::call_guard<WithoutGil>());
 
   m.def("create", &create, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group"),
-        py::arg("global_ranks"), py::arg("options"), py::call_guard<py::gil_scoped_release>());
+        py::arg("global_ranks"), py::arg("options"), py::call_guard<WithoutGil>());
   m.def("shutdown_all", &Backend::shutdown_all);
   m.def("context_stats", [] { return json_of(isthmus_context_stats); });
   m.def("version", [] { return std::string(isthmus_version()); });

@@ -62,6 +62,38 @@ def test_the_others_say_who_raised_and_what_in_one_short_line() -> None:
         ), last
 
 
+@pytest.mark.parametrize("by_torch", [False, True], ids=["isthmus", "torch.distributed"])
+def test_threads_that_are_in_calls_do_not_stop_the_end_of_the_program(by_torch: bool) -> None:
+    """Python ends them where they take the GIL again."""
+    program = """
+import threading, time, isthmus
+comm = isthmus.init()
+look = comm.topology
+"""
+    if by_torch:
+        pytest.importorskip("torch")
+        program = """
+import datetime, threading, time, torch, torch.distributed as dist, isthmus.torch
+dist.init_process_group("isthmus", timeout=datetime.timedelta(seconds=60))
+look = dist.group.WORLD._get_backend(torch.device("cpu")).topology
+"""
+    program += """
+def watch():
+    while True:
+        isthmus.context_stats()
+        try:
+            look()
+        except Exception:  # the communicator ends before the interpreter does; a trace would need stderr, which Python closes
+            pass
+for _ in range(8):
+    threading.Thread(target=watch, daemon=True).start()
+time.sleep(0.02)
+"""
+    for _ in range(1 if by_torch else 3):
+        ended = ends(program, 1)
+        assert [end.returncode for end in ended] == [0], ended
+
+
 def test_an_exception_hook_of_the_program_is_called_as_before() -> None:
     hook = "import sys\nsys.excepthook = lambda kind, error, trace: print('mine:', error, file=sys.stderr)\n"
     ended = ends(hook + RAISES.replace("x * 1000", ""), 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -378,19 +379,14 @@ def test_a_rank_that_dies_while_a_group_is_made_is_named_by_the_others_at_once(
 
 
 def connections_to(port: int) -> int:
-    """How many sockets of this process are connected to that port."""
-    mine = set()
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            mine.add(os.readlink(f"/proc/self/fd/{fd}"))
-        except FileNotFoundError:
-            pass
+    """How many sockets of this process are connected to that port. (The kernel's tables change while one reads them.)"""
     found = 0
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        with open(table) as file:
-            for line in file.readlines()[1:]:
-                words = line.split()
-                found += int(words[2].rpartition(":")[2], 16) == port and f"socket:[{words[9]}]" in mine
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                found += one.getpeername()[1] == port
+        except (OSError, IndexError):  # it is closed by now, no socket, not connected, or has no port
+            pass
     return found
 
 
@@ -404,7 +400,7 @@ def test_connections_to_the_store_do_not_grow_with_the_groups(port_file: dict[st
         assert first > 0
         groups = [dist.new_group([0, 1]) for _ in range(5)]
         assert total(groups[-1]) == 2
-        assert connections_to(store.port) == first
+        assert connections_to(store.port) <= first
         leave(store, rank, 2)
         dist.destroy_process_group()
 
