@@ -83,7 +83,7 @@ def watch():
         isthmus.context_stats()
         try:
             look()
-        except Exception:  # the communicator ends before the interpreter does; a trace would need stderr, which Python closes
+        except Exception:  # the communicator ends before the interpreter does; Python has closed stderr then
             pass
 for _ in range(8):
     threading.Thread(target=watch, daemon=True).start()
