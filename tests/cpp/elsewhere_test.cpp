@@ -111,6 +111,7 @@ TEST(ListenerWatch, HearsOfEachConnectionOnceThoughTheOwnerTakesItAtOnce) {
     Library library(at), other(at);
     ASSERT_TRUE(hearing.watch.watch(library.fd(), 1).ok());
     ASSERT_TRUE(hearing.watch.watch(other.fd(), 2).ok());
+    hearing.settle();  // the visits that ended the libraries of the last round
     const int before = hearing.heard(1), others_before = hearing.heard(2);
     std::vector<std::thread> visitors;
     for (int n = 0; n < 4; ++n)
