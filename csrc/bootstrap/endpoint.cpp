@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint32_t kEndpointMagic = 0x50455349;  // "ISEP"
 constexpr size_t kMaxHostname = 255, kMaxUnixName = 107, kMaxTcp = 16, kMaxTcpText = 128;
+constexpr uint32_t kMaxDelayUs = 1'000'000;
 
 std::string read_file(const char *path) {
   const UniqueFd fd(::open(path, O_RDONLY | O_CLOEXEC));
@@ -56,7 +57,7 @@ int Endpoint::ways_to(const Endpoint &other) const noexcept {
 std::vector<std::byte> Endpoint::pack() const {
   std::vector<std::byte> out;
   net::Writer w(out);
-  w.number(kEndpointMagic).bytes16(process).bytes16(host).number(pid);
+  w.number(kEndpointMagic).bytes16(process).bytes16(host).number(pid).number(delay_us);
   w.text(hostname.substr(0, kMaxHostname)).text(unix_name).number(static_cast<uint8_t>(std::min(tcp.size(), kMaxTcp)));
   for (size_t i = 0; i < tcp.size() && i < kMaxTcp; ++i) w.text(tcp[i]);
   return out;
@@ -69,11 +70,12 @@ Endpoint Endpoint::unpack(std::span<const std::byte> bytes) {
   e.process = r.bytes16();
   e.host = r.bytes16();
   e.pid = r.number<int64_t>();
+  e.delay_us = r.number<uint32_t>();
   e.hostname = r.text(kMaxHostname);
   e.unix_name = r.text(kMaxUnixName);
   const size_t n = r.number<uint8_t>();
   for (size_t i = 0; i < n && n <= kMaxTcp && r.ok(); ++i) e.tcp.push_back(r.text(kMaxTcpText));
-  if (!magic || n > kMaxTcp || !r.done() || e.pid < 0)
+  if (!magic || n > kMaxTcp || !r.done() || e.pid < 0 || e.delay_us > kMaxDelayUs)
     fail(Code::Mismatch, "a malformed endpoint of {} bytes; do all ranks run the same version of Isthmus?", bytes.size());
   return e;
 }

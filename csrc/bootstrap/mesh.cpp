@@ -39,6 +39,7 @@ std::vector<UniqueFd> open_listeners(const Settings &settings, const std::string
       continue;
     }
     self.tcp.push_back(net::local_address(fd.get()).text());
+    self.delay_us = static_cast<uint32_t>(net::longest_delay_ns(fd.get()) / 1000);
     out.push_back(std::move(fd));
   }
   if (self.tcp.empty()) fail(Code::System, "cannot listen on any address of this host: {}; set ISTHMUS_INTERFACE", failures);

@@ -62,6 +62,7 @@ struct Endpoint {     // how others reach a process. Travels in blobs.
   std::string unix_name;         // abstract socket name without the leading NUL
   std::vector<std::string> tcp;  // "address:port", best first; IPv6 as "[..]:port"
   int64_t pid = 0;               // for messages only
+  uint32_t delay_us = 0;         // how long the kernel delays an answer at most (net::longest_delay_ns); 0: it does not say
   // How many ways two processes have to each other: the addresses of one family that both have at least; 1 at least. The same from both sides.
   int ways_to(const Endpoint &other) const noexcept;
   std::vector<std::byte> pack() const;

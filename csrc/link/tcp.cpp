@@ -51,7 +51,7 @@ struct TcpLink::SocketStream {
   std::vector<std::byte> rest;    // of a cancelled operation: a copy of what is still to be sent, so the frame stays whole
   std::atomic<bool> full{false};  // the last write would have blocked; read by sleepers
 
-  explicit SocketStream(HalfPayloads *half) : in(half) {}
+  SocketStream(HalfPayloads *half, int64_t delay_ns) : silence(delay_ns), in(half) {}
   void connect(UniqueFd connection) {
     fd.store(connection.get(), std::memory_order_relaxed);
     net::limit_unsent(connection.get(), kUnsent);
@@ -79,11 +79,11 @@ struct TcpLink::SocketStream {
   }
 };
 
-TcpLink::TcpLink(std::vector<UniqueFd> sockets)
+TcpLink::TcpLink(std::vector<UniqueFd> sockets, int64_t delay_ns)
     : several_(sockets.size() > 1), book_(sockets.size()), news_(sockets.size()), interfaces_(sockets.size()) {
   ISTHMUS_ASSERT(sockets.size() <= StreamBook::kMostStreams, "the book has a bit for each stream");
   for (auto &fd : sockets) {
-    streams_.push_back(std::make_unique<SocketStream>(several_ ? &half_ : nullptr));
+    streams_.push_back(std::make_unique<SocketStream>(several_ ? &half_ : nullptr, delay_ns));
     streams_.back()->index = streams_.size() - 1;
     streams_.back()->connect(std::move(fd));
   }
@@ -346,7 +346,9 @@ void TcpLink::look_for_silence() {
     if (silent[s->index] == 0 || std::none_of(streams_.begin(), streams_.end(), answers)) continue;
     s->silence.lost(now);
     gave_up_ns_ = now;
-    lose(*s, formatted("the peer's host has acknowledged nothing for {} ms", silent[s->index] / 1'000'000));
+    const int64_t delay = s->silence.delay_ns();
+    lose(*s, formatted("the peer's host has acknowledged nothing for {} ms{}", silent[s->index] / 1'000'000,
+                       delay == 0 ? "" : formatted("; it delays no answer by more than {} ms", delay / 1'000'000)));
   }
   asks_.store(asks, std::memory_order_relaxed);
 }

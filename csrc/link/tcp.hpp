@@ -38,7 +38,9 @@ namespace isthmus::link {
 
 class TcpLink final : public Link {
  public:
-  explicit TcpLink(std::vector<UniqueFd> sockets);  // connected, non-blocking; at most StreamBook::kMostStreams
+  // `sockets`: connected, non-blocking; at most StreamBook::kMostStreams. `delay_ns`: how long the peer's kernel delays its answers at most; 0: it
+  // has not said.
+  explicit TcpLink(std::vector<UniqueFd> sockets, int64_t delay_ns = 0);
   ~TcpLink() override;
   void post(Outgoing &out) noexcept override;
   bool progress(FrameSink &sink) override;

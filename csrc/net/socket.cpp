@@ -23,6 +23,7 @@ namespace isthmus::net {
 namespace {
 
 constexpr int kBacklog = 4096;       // the kernel cuts it to net.core.somaxconn
+constexpr int kDelayMax = 46;        // TCP_DELACK_MAX_US, Linux 6.15; microseconds, at least two ticks
 constexpr int kSoPeerPidfd = 77;     // SO_PEERPIDFD, Linux 6.5; older headers lack the name
 constexpr long kSysPidfdOpen = 434;  // pidfd_open, Linux 5.3; the same number on every architecture
 constexpr int kPasses = 50;          // over a range of ports, where others try for the same ones at the same moment
@@ -36,6 +37,12 @@ UniqueFd new_socket(int family) {
 void set_option(int fd, int level, int option) noexcept {
   const int one = 1;
   ::setsockopt(fd, level, option, &one, sizeof one);
+}
+
+void prepare(int fd) noexcept {
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY);
+  for (const int us : {8'000, 20'000})
+    if (::setsockopt(fd, IPPROTO_TCP, kDelayMax, &us, sizeof us) == 0) return;
 }
 
 sockaddr_un unix_address(const std::string &name, socklen_t &length) {
@@ -56,7 +63,7 @@ int listen_at(const Address &address, UniqueFd &out, bool &bound) {
   // A port in TIME_WAIT may be used again. Two listeners still exclude each other.
   set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR);
   if (address.family() == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY);
-  set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);
+  prepare(fd.get());
   bound = ::bind(fd.get(), address.raw(), address.length()) == 0;
   if (!bound || ::listen(fd.get(), kBacklog) != 0) return errno;
   out = std::move(fd);
@@ -143,6 +150,12 @@ void limit_unacknowledged(int fd, int ms) noexcept {
 
 void limit_unsent(int fd, int bytes) noexcept { ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes); }
 
+int64_t longest_delay_ns(int fd) noexcept {
+  int us = 0;
+  socklen_t n = sizeof us;
+  return ::getsockopt(fd, IPPROTO_TCP, kDelayMax, &us, &n) == 0 && us > 0 ? int64_t{us} * 1000 : 0;
+}
+
 Answers answers(int fd) noexcept {
   tcp_info info{};
   socklen_t n = sizeof info;
@@ -182,7 +195,7 @@ bool interface_down(int fd) noexcept {
 int begin_connect_tcp(const Address &address, UniqueFd &out) {
   UniqueFd fd = new_socket(address.family());
   if (!fd) return errno;
-  set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);
+  prepare(fd.get());
   if (::connect(fd.get(), address.raw(), address.length()) != 0 && errno != EINPROGRESS) return errno;
   out = std::move(fd);
   return 0;
@@ -237,7 +250,7 @@ UniqueFd accept_client(int listener, std::string &from, int &error) {
     from = peer_credentials(fd.get(), c) ? formatted("process {} of user {} on this host", c.pid, c.uid)
                                          : "a process on this host";
   } else {
-    set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);
+    prepare(fd.get());
     from = Address(reinterpret_cast<const sockaddr *>(&s), n).text();
   }
   return fd;

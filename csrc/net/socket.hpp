@@ -31,6 +31,11 @@ void limit_unacknowledged(int fd, int ms) noexcept;
 // megabytes, and a slow connection hold them where a faster one could send them. Unix sockets have no such limit.
 void limit_unsent(int fd, int bytes) noexcept;
 
+// Every TCP socket here asks its kernel to answer what comes within 8 ms, or 20 where the kernel's clock has 100 ticks a second. An answer is
+// delayed where one or two segments came, or where the process does not read. This is how long it may be at most, which the other side has to
+// be told; 0: the kernel does not say (Linux before 6.15), and 40 ms is usual, and 200 possible.
+int64_t longest_delay_ns(int fd) noexcept;
+
 // Where the connection is closed from now on, the other side finds it reset, and not ended in order. Unix sockets know no difference.
 void reset_when_closed(int fd) noexcept;
 

@@ -159,7 +159,7 @@ link::Link *Links::link_to(bootstrap::Peer *peer, Carrier carrier) {
   } else if (carrier == Carrier::Memory) {
     make_memory_link(*slot);
   } else if (carrier == Carrier::Tcp) {
-    auto tcp = std::make_unique<link::TcpLink>(std::move(peer->data));
+    auto tcp = std::make_unique<link::TcpLink>(std::move(peer->data), peer->endpoint.delay_us * int64_t{1000});
     data_streams_.add(*peer, *tcp);
     if (tcp->streams() > 1) need_driving_.store(true, std::memory_order_release);
     slot->link = std::move(tcp);

@@ -737,7 +737,7 @@ TEST(Mesh, WorksWithoutAnArena) {
 }
 
 TEST(Endpoint, PacksAndUnpacks) {
-  Endpoint e{random_bytes16(), random_bytes16(), "host", "name", {"127.0.0.1:1", "[::1]:2"}, 4711};
+  Endpoint e{random_bytes16(), random_bytes16(), "host", "name", {"127.0.0.1:1", "[::1]:2"}, 4711, 8000};
   const auto packed = e.pack();
   const Endpoint u = Endpoint::unpack(packed);
   EXPECT_EQ(u.process, e.process);
@@ -746,11 +746,14 @@ TEST(Endpoint, PacksAndUnpacks) {
   EXPECT_EQ(u.unix_name, e.unix_name);
   EXPECT_EQ(u.tcp, e.tcp);
   EXPECT_EQ(u.pid, e.pid);
+  EXPECT_EQ(u.delay_us, e.delay_us);
   for (size_t n = 0; n < packed.size(); ++n)
     EXPECT_EQ(error_of([&] { Endpoint::unpack(std::span(packed).first(n)); }).code, Code::Mismatch);
   auto longer = packed;
   longer.push_back(std::byte{0});
   EXPECT_EQ(error_of([&] { Endpoint::unpack(longer); }).code, Code::Mismatch);
+  e.delay_us = 1'000'001;  // no kernel delays an answer for so long
+  EXPECT_EQ(error_of([&] { Endpoint::unpack(e.pack()); }).code, Code::Mismatch);
   EXPECT_EQ(hex(Bytes16{0x0f, 0xa0}), "0fa00000000000000000000000000000");
 }
 

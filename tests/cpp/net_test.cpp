@@ -404,6 +404,26 @@ TEST(Socket, WhatTheKernelHasNotSentIsLimited) {
   EXPECT_GT(unsent(false), 512 * 1024);
 }
 
+TEST(Socket, AnAnswerIsDelayedNoLongerThanTheKernelSaysThoughNobodyReads) {
+  const TcpPair pair;
+  const int64_t delay = longest_delay_ns(pair.listener.get());
+  if (delay == 0) GTEST_SKIP() << "the kernel does not say (Linux before 6.15)";
+  EXPECT_LE(delay, 20'000'000);
+  for (const int fd : {pair.client.get(), pair.server.get()}) EXPECT_EQ(longest_delay_ns(fd), delay);
+  const auto answered = [&] {
+    const std::byte one{};
+    const int64_t begin = now_ns();
+    EXPECT_EQ(send_some(pair.client.get(), {&one, 1}), 1);
+    for (const Deadline late(soon()); answers(pair.client.get()).unanswered != 0 && !late.passed();)
+      std::this_thread::yield();
+    return now_ns() - begin;
+  };
+  for (int n = 0; n < 100; ++n) answered();  // a kernel answers the first ones at once
+  int64_t best = answered();
+  for (int n = 0; n < 20; ++n) best = std::min(best, answered());
+  EXPECT_LT(best, 35'000'000) << "it is 40 ms as a rule";
+}
+
 TEST(Socket, NeverConnectsToItself) {
   // Loopback, a port that nobody listens at, many tries: the kernel may choose that very port as the source.
   Address nobody;

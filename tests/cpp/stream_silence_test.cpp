@@ -36,6 +36,7 @@ struct Way {
     heard = now;
     unanswered = 0;
   }
+  explicit Way(int64_t delay_ms = 0) : silence(delay_ms * kMs) {}
   StreamSilence silence;
   uint32_t unanswered = 0, repeated = 0;
   bool stuck = false;
@@ -57,6 +58,42 @@ TEST(StreamSilence, SeveralSegmentsWithoutAnAnswerAreSilentWithin70Milliseconds)
   const int64_t at = way.silent_within(400);
   EXPECT_GT(at, 50);
   EXPECT_LE(at, 70);
+}
+
+TEST(StreamSilence, AKernelThatSaysHowLongItDelaysAnAnswerIsSilentThatLongAnd17Milliseconds) {
+  for (const auto &[delay, least] : {std::pair<int64_t, int64_t>(8, 25), {20, 37}, {32, 49}})
+    for (const uint32_t segments : {1u, 20u}) {
+      Way way(delay);
+      EXPECT_EQ(way.silence.delay_ns(), delay * kMs);
+      way.look();
+      way.send(segments);
+      const int64_t at = way.silent_within(400);
+      EXPECT_GE(at, least) << delay << " " << segments;
+      EXPECT_LE(at, least + 15) << delay << " " << segments;
+    }
+}
+
+TEST(StreamSilence, ADelayThatIsNoShorterThanUsualChangesNothing) {
+  for (const int64_t delay : {-1, 33, 40, 200, 1000}) {
+    Way way(delay);
+    EXPECT_EQ(way.silence.delay_ns(), 0);
+    way.look();
+    way.send(1);
+    EXPECT_EQ(way.silent_within(208), -1) << delay;
+    way.send(5);
+    EXPECT_GT(way.silent_within(400), 50) << delay;
+  }
+}
+
+TEST(StreamSilence, AnAnswerThatComesAfterTheDelayThatItsKernelHasSaidIsNoSilence) {
+  Way way(8);
+  for (int times = 0; times < 20; ++times) {
+    way.send(1 + static_cast<uint32_t>(times));
+    EXPECT_EQ(way.silent_within(12), -1);
+    EXPECT_TRUE(way.silence.answers());
+    way.hear();
+    EXPECT_EQ(way.silent_within(4), -1);
+  }
 }
 
 TEST(StreamSilence, AnAnswerThatIsDelayedIsNoSilence) {
