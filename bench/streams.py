@@ -37,12 +37,17 @@ LOSE = {"silent": lambda h: h.silence("second"), "down": lambda h: h.set_second_
 RETURN = {"silent": lambda h: h.restore("second"), "down": lambda h: h.set_second_cable("up")}
 
 
+def system_congestion() -> str:
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+
+
 class Job:
-    def __init__(self, hosts: Hosts, mib: int, interfaces: tuple[str, ...]) -> None:
+    def __init__(self, hosts: Hosts, mib: int, interfaces: tuple[str, ...], congestion: str) -> None:
         self.folder = tempfile.TemporaryDirectory()
         names = [",".join(f"{name}{n}" for name in interfaces) for n in (0, 1)]
         log = f"{self.folder.name}/%r.log"  # nobody reads the ranks' stderr before their end
-        settings = [{"ISTHMUS_INTERFACE": n, "ISTHMUS_TCP_STREAMS": "0", "ISTHMUS_LOG_FILE": log} for n in names]
+        both = {"ISTHMUS_TCP_STREAMS": "0", "ISTHMUS_TCP_CONGESTION": congestion, "ISTHMUS_LOG_FILE": log}
+        settings = [{"ISTHMUS_INTERFACE": n, **both} for n in names]
         self.ranks: list[Process] = hosts.start_on((0, 1), settings, self.folder.name, str(mib), program=RANK)
         self.changes: list[list[Any]] = [[], []]
 
@@ -96,6 +101,7 @@ def main() -> None:
     flags.add_argument("--trials", type=int, default=40, help="of each kind")
     flags.add_argument("--mib", type=int, default=32, help="an all_reduce's size")
     flags.add_argument("--rate", type=float, default=100, help="of a cable, in 10^6 bytes a second")
+    flags.add_argument("--congestion", default="", help="ISTHMUS_TCP_CONGESTION of both ranks")
     flags.add_argument("--output", type=Path, default=ROOT / "bench" / "results" / "streams.json")
     given = flags.parse_args()
     made = circumstances()
@@ -103,7 +109,7 @@ def main() -> None:
         hosts.add_second_cable()
         for cable in ("cable", "second"):
             hosts.shape(cable, given.rate)
-        job = Job(hosts, given.mib, ("cable",))
+        job = Job(hosts, given.mib, ("cable",), given.congestion)
         try:
             for _ in range(SETTLED):
                 job.next()
@@ -111,7 +117,7 @@ def main() -> None:
             job.close()
             print(f"one cable alone: {alone:.3f} s")
             rows: dict[str, list[dict[str, float]]] = {}
-            job = Job(hosts, given.mib, ("cable", "second"))
+            job = Job(hosts, given.mib, ("cable", "second"), given.congestion)
             for kind in LOSE:
                 rows[kind] = [trial(job, hosts, kind, alone) for _ in range(given.trials)]
             job.close()
@@ -119,6 +125,7 @@ def main() -> None:
             end(job.ranks)
     table: dict[str, Any] = made
     table.update(mib=given.mib, rate_mbps=given.rate, trials=given.trials, alone_s=alone, kinds={})
+    table["congestion"] = given.congestion or system_congestion()
     for kind, row in rows.items():
         all_of = {key: sorted(one[key] for one in row) for key in row[0]}
         table["kinds"][kind] = {}

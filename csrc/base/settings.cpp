@@ -132,6 +132,10 @@ constexpr SettingRow kSettings[] = {
     {Setting::Stores, "ISTHMUS_STORES", K::Choice, "auto", 0, 0, "auto|cached|streamed", false,
      "how data for another rank of the host is stored: through the caches or past them; auto: as measured now and then",
      true},
+    {Setting::TcpCongestion, "ISTHMUS_TCP_CONGESTION", K::Text, "", 0, 0, "", false,
+     "the kernel's congestion control for what this process sends by TCP data connections, as cubic, reno, bbr or dctcp; "
+     "empty: the system's (net.ipv4.tcp_congestion_control)",
+     true},
     {Setting::TcpCreditBytes, "ISTHMUS_TCP_CREDIT_BYTES", K::Bytes, "16M", 65536, 1073741824, "", true,
      "bytes a peer may send on one communicator ahead of what was received"},
     {Setting::TcpStreams, "ISTHMUS_TCP_STREAMS", K::Integer, "1", 0, 16, "", true,

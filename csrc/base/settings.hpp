@@ -46,6 +46,7 @@ enum class Setting : int {
   SpinMicros,
   StagingBytes,
   Stores,
+  TcpCongestion,
   TcpCreditBytes,
   TcpStreams,
   Timeout,

@@ -82,7 +82,7 @@ Mesh::State::State(const Settings &settings, MeshEvents &handler, int arena_fd, 
       heartbeat_ns(settings.integer(Setting::HeartbeatMs) * 1'000'000),
       self{net::random16(), host_identity(), host_name(), {}, {}, ::getpid()},
       arena(offer_arena(arena_fd, arena_bytes, self.process)),
-      dialer(self, arena),
+      dialer(self, arena, settings.text(Setting::TcpCongestion)),
       gate(self.process, net::Gate::UnknownKey::Wait),
       losses{Silence(settings.integer(Setting::SilenceMs) * 1'000'000), {}} {
   const int64_t silence_ms = settings.integer(Setting::SilenceMs), heartbeat_ms = settings.integer(Setting::HeartbeatMs);

@@ -1,5 +1,6 @@
 #include "bootstrap/mesh_dial.hpp"
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "bootstrap/control_wire.hpp"
 #include "bootstrap/host.hpp"
 #include "net/socket.hpp"
@@ -33,6 +35,25 @@ std::vector<net::Address> addresses_of(const Endpoint &e) {
       if (error.code() != Code::Argument) throw;
     }
   return out;
+}
+
+Dialer::Dialer(const Endpoint &self, const ArenaOffer &arena, std::string congestion)
+    : self_(self), arena_(arena), congestion_(std::move(congestion)) {
+  if (congestion_.empty()) return;
+  const UniqueFd any(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (const int error = any ? net::use_congestion(any.get(), congestion_) : errno; error != 0)
+    fail(Code::Config, "ISTHMUS_TCP_CONGESTION={}: {}; this host allows: {}", congestion_,
+         error == ENOENT  ? "the kernel has no such congestion control"
+         : error == EPERM ? "this process may not have it"
+                          : system_text("TCP_CONGESTION", error),
+         net::allowed_congestion());
+}
+
+void Dialer::prepare(int data) const {
+  if (congestion_.empty()) return;
+  if (const int error = net::use_congestion(data, congestion_); error != 0)
+    ISTHMUS_WARN("a data connection goes on without ISTHMUS_TCP_CONGESTION={}: {}", congestion_,
+                 system_text("TCP_CONGESTION", error));
 }
 
 bool Dialer::gone(const Endpoint &e) const {
@@ -173,6 +194,7 @@ bool Dialer::stream(const Peer &peer, const Bytes16 &key, std::vector<net::Addre
     return false;
   }
   out.address = race.address(which);
+  prepare(out.fd.get());
   net::ByteVector intro;
   net::append_frame(intro, static_cast<uint16_t>(Own::Stream), encode(StreamIntro{peer.token, number.generation}));
   if (net::send_all(out.fd.get(), intro, at_most(deadline, kAttemptSeconds)) != net::Io::Ok)

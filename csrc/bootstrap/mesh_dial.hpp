@@ -48,7 +48,8 @@ std::vector<net::Address> addresses_of(const Endpoint &e);
 // Any thread, several at once. `self` and `arena` are this process's, and outlive the dialer.
 class Dialer {
  public:
-  Dialer(const Endpoint &self, const ArenaOffer &arena) : self_(self), arena_(arena) {}
+  // `congestion`: of data connections (ISTHMUS_TCP_CONGESTION). Throws Error(Config) where this process cannot have it.
+  Dialer(const Endpoint &self, const ArenaOffer &arena, std::string congestion);
   // Dials again until the deadline, while the peer may still come. Throws Error(Timeout), Error(Auth) where the peer refuses the key for
   // long, Error(PeerLost) where nobody listens at the endpoint any more. `look`: asked between two attempts.
   Arrival control(const Endpoint &e, const Bytes16 &key, Deadline deadline, const Look &look) const;
@@ -58,6 +59,8 @@ class Dialer {
   // One data connection, by the first of the addresses that leads to the peer. False: none does, and `why` says so. Throws Error.
   bool stream(const Peer &peer, const Bytes16 &key, std::vector<net::Address> addresses, const StreamNumber &number,
               Deadline deadline, DialedStream &out, std::string &why) const;
+  // For a data connection, dialed or accepted, before anything but its greeting goes by it.
+  void prepare(int data) const;
   // A connection to the peer by the first of its addresses that leads there. `number`: of its control connections. Throws Error.
   UniqueFd control_again(const Endpoint &e, const Bytes16 &key, uint32_t number, Deadline deadline) const;
   bool gone(const Endpoint &e) const;  // nobody listens at the endpoint any more
@@ -71,6 +74,7 @@ class Dialer {
 
   const Endpoint &self_;
   const ArenaOffer &arena_;
+  const std::string congestion_;
 };
 
 }  // namespace isthmus::bootstrap

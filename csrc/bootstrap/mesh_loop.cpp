@@ -135,6 +135,7 @@ void refuse_stranger() {
 }
 
 void Mesh::State::data_arrived(const net::Hello &h, const StreamIntro &intro, UniqueFd fd) {
+  dialer.prepare(fd.get());
   Peer *again = nullptr;  // the peer whose stream comes again
   {
     const Lock lock(mutex);

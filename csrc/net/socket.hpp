@@ -36,6 +36,11 @@ void limit_unsent(int fd, int bytes) noexcept;
 // be told; 0: the kernel does not say (Linux before 6.15), and 40 ms is usual, and 200 possible.
 int64_t longest_delay_ns(int fd) noexcept;
 
+// Which of the kernel's algorithms decides how much is under way on a TCP connection, and how fast it goes: "cubic", "bbr". 0 or an errno, as
+// ENOENT: the kernel has none of that name; EPERM: this process may not have it.
+int use_congestion(int fd, const std::string &name) noexcept;
+std::string allowed_congestion();  // the names that any process may have, separated by spaces; empty: not known
+
 // Where the connection is closed from now on, the other side finds it reset, and not ended in order. Unix sockets know no difference.
 void reset_when_closed(int fd) noexcept;
 

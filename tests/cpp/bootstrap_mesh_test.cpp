@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -171,6 +172,42 @@ TEST(Mesh, AddsDataStreamsToAPeerThatIsConnectedAlready) {
   p.connect(true, 2);
   EXPECT_EQ(p.of_a->data.size(), 2u);
   EXPECT_EQ(p.of_b->data.size(), 2u);
+}
+
+TEST(Mesh, DataConnectionsHaveTheCongestionControlThatTheirOwnSideAsksForAlsoWhereTheyAreMadeAgain) {
+  const auto congestion_of = [](int fd) {
+    char name[16] = {};
+    socklen_t n = sizeof name;
+    EXPECT_EQ(::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &n), 0);
+    return std::string(name);
+  };
+  for (const bool a_asks : {true, false}) {
+    Pair p{Node(a_asks ? "TCP_CONGESTION=reno" : ""), Node(a_asks ? "" : "TCP_CONGESTION=reno")};
+    p.add_keys();
+    p.connect(true, 2);
+    const std::vector<UniqueFd> &with = (a_asks ? p.of_a : p.of_b)->data, &without = (a_asks ? p.of_b : p.of_a)->data;
+    const UniqueFd any(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const std::string usual = congestion_of(any.get());  // of this host
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(congestion_of(with[i].get()), "reno");
+      EXPECT_EQ(congestion_of(without[i].get()), usual);
+    }
+    const bool a_dials = p.a.mesh->dials(*p.of_a);
+    Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
+    const UniqueFd again = dialer.mesh->connect_again(a_dials ? *p.of_a : *p.of_b, kKey, 1, 7, Deadline(soon()));
+    std::vector<Recorder::Stream> came;
+    ASSERT_TRUE(eventually([&] { return !(came = waiter.events.take_streams()).empty(); }));
+    EXPECT_EQ(congestion_of(again.get()), a_dials == a_asks ? "reno" : usual);
+    EXPECT_EQ(congestion_of(came[0].socket.get()), a_dials == a_asks ? usual : "reno");
+  }
+}
+
+TEST(Mesh, ACongestionControlThatTheKernelDoesNotHaveIsNamedWithThoseThatItAllows) {
+  const auto e = error_of([] { Node("TCP_CONGESTION=carrier_pigeon"); });
+  EXPECT_EQ(e.code, Code::Config);
+  EXPECT_EQ(e.text, "ISTHMUS_TCP_CONGESTION=carrier_pigeon: the kernel has no such congestion control; this host allows: " +
+                        net::allowed_congestion());
+  EXPECT_NE((" " + net::allowed_congestion() + " ").find(" reno "), std::string::npos);
 }
 
 TEST(Mesh, ADataStreamIsConnectedAgainByTheSideThatDialsAndByNobodyWithoutTheToken) {
