@@ -1,6 +1,6 @@
-"""How long a change of ranks takes: grow, shrink, the error before it, revoke; writes bench/results/membership.json.
+"""How long a change of ranks takes: grow, shrink, replace, the error before, revoke; writes bench/results/membership.json.
 
-    .venv/bin/python bench/membership.py            # three minutes or so
+    .venv/bin/python bench/membership.py            # a minute or two
     .venv/bin/python bench/membership.py --beside   # beside torchft, see membership_beside.py; writes membership_beside.json
 
 All ranks are processes of this machine, in shared memory or over TCP between two islands (loopback). One clock
@@ -21,6 +21,9 @@ shrink   Eight ranks, of which one gets SIGKILL while they run collectives witho
          `error` is the time until an other rank has its error, `shrink` until the end of the first all_reduce of the seven.
          `error 64` and `shrink 64` are those of 64 ranks, a third as often.
 
+replace  The same, with a process that has come with a ticket before and waits: from the last call of replace until all eight
+         have ended the first all_reduce of the new communicator. `replace 64` is that of 64 ranks.
+
 revoke   Eight ranks that run collectives without end, one of which calls revoke: until the last of the others has its error.
 
 look     What `isthmus.elastic` adds to a step of three ranks while the job is not full: they ask whether somebody has come.
@@ -37,6 +40,8 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +59,7 @@ from jobs import DEADLINE, SHAPES, Me, Rank, Zygote, all_say, forever, job, resu
 MEMBERS, WORLD, MANY = 3, 8, 64
 STATE = 1 << 20  # float32: 4 MiB
 TARGETS = {"grow": 150.0, "error": 25.0, "shrink": 50.0, f"shrink {MANY}": 200.0, "revoke": 100.0}  # ms, p99
+TARGETS |= {"replace": TARGETS["shrink"], f"replace {MANY}": TARGETS[f"shrink {MANY}"]}
 
 
 def checked(comm: isthmus.Comm, expected: float) -> None:
@@ -63,23 +69,43 @@ def checked(comm: isthmus.Comm, expected: float) -> None:
         raise SystemExit(f"membership: the sum is {x[0]}, not {expected}")
 
 
+def awaited_ticket(me: Me, comm: isthmus.Comm) -> str:
+    """A ticket of rank 0, on all ranks, once a newcomer has come with it."""
+    if me.rank == 0:
+        me.send("ticket", ticket := comm.ticket())
+        while comm.joiners(ticket) < 1:
+            time.sleep(0.0005)
+        ready = np.frombuffer(ticket.encode(), np.uint8).copy()
+    else:
+        ready = np.empty(len("isthmus-") + 96, np.uint8)
+    comm.broadcast(ready, 0)
+    return ready.tobytes().decode()
+
+
+@contextmanager
+def arriving(zygote: Zygote, shape: str, number: int, work: Callable[[Me], Any], ticket: str) -> Iterator[Rank]:
+    """A process that joins with the ticket."""
+    one = Rank(zygote, number)
+    try:
+        options = {"timeout": DEADLINE, "bridge": "tcp" if shape == "tcp" else None}
+        options["island"] = "b" if shape == "tcp" else None
+        one.channel.send_bytes(cloudpickle.dumps((work, Me(number, number + 1, options))))
+        one.tell(ticket)
+        yield one
+    finally:
+        one.close()
+
+
 def member(me: Me, times: int) -> list[tuple[float, float]]:
     """Grows `times` times from one communicator, each time by another newcomer; (when it called, when it was made)."""
     comm = me.init()
     state = np.arange(STATE, dtype=np.float32)
     found = []
     for _ in range(times):
-        if me.rank == 0:
-            me.send("ticket", ticket := comm.ticket())
-            while comm.joiners(ticket) < 1:
-                time.sleep(0.0005)
-            ready = np.frombuffer(ticket.encode(), np.uint8).copy()
-        else:
-            ready = np.empty(len("isthmus-") + 96, np.uint8)
-        comm.broadcast(ready, 0)
+        ticket = awaited_ticket(me, comm)
         comm.barrier()
         begin = time.monotonic()
-        grown = comm.grow(ready.tobytes().decode())
+        grown = comm.grow(ticket)
         made = time.monotonic()
         grown.broadcast(state, 0)
         checked(grown, sum(range(MEMBERS + 1)))
@@ -105,15 +131,8 @@ def grow(zygote: Zygote, shape: str, times: int) -> dict[str, list[float]]:
     found: list[tuple[float, float]] = []
     with job(zygote, MEMBERS, lambda me: member(me, times), shape) as ranks:
         for _ in range(times):
-            one = Rank(zygote, MEMBERS)
-            try:
-                options = {"timeout": DEADLINE, "bridge": "tcp" if shape == "tcp" else None}
-                options["island"] = "b" if shape == "tcp" else None
-                one.channel.send_bytes(cloudpickle.dumps((newcomer, Me(MEMBERS, MEMBERS + 1, options))))
-                one.tell(ranks[0].expect("ticket"))
+            with arriving(zygote, shape, MEMBERS, newcomer, ranks[0].expect("ticket")) as one:
                 found.append(one.result())
-            finally:
-                one.close()
         members = results(ranks)
     out: dict[str, list[float]] = {"grow": [], "made": []}
     for number, (made, done) in enumerate(found):
@@ -154,6 +173,53 @@ def shrink(zygote: Zygote, shape: str, times: int, chance: random.Random, world:
         out["error"].append(max(at for at, _, _ in ended) - since)
         out["shrink"].append(max(done for _, _, done in ended) - max(begin for _, begin, _ in ended))
     return out
+
+
+def replacer(me: Me) -> tuple[float, float]:
+    """When it called replace, and when it had ended the first all_reduce."""
+    comm = me.init()
+    ticket = awaited_ticket(me, comm)
+    me.send("ready")
+    lost = me.caught(lambda: forever(comm))
+    if lost["kind"] != "PeerLostError":
+        raise SystemExit(f"membership: {lost['text']}")
+    begin = time.monotonic()
+    whole = comm.replace(lost["ranks"], ticket)
+    checked(whole, sum(range(whole.size)))
+    ended = time.monotonic()
+    me.send("ended")
+    me.hear()
+    return begin, ended
+
+
+def replacement(me: Me) -> float:
+    """When it had ended the first all_reduce."""
+    comm = isthmus.join(me.hear(), **me.options)
+    checked(comm, sum(range(comm.size)))
+    ended = time.monotonic()
+    me.send("ended")
+    me.hear()
+    return ended
+
+
+def replace(zygote: Zygote, shape: str, times: int, chance: random.Random, world: int = WORLD) -> dict[str, list[float]]:
+    out = []
+    for _ in range(times):
+        with (
+            job(zygote, world, replacer, shape) as ranks,
+            arriving(zygote, shape, world, replacement, ranks[0].expect("ticket")) as one,
+        ):
+            all_say(ranks, "ready")
+            time.sleep(chance.uniform(0.02, 0.1))
+            victim = chance.randrange(1, world)  # rank 0 has made the ticket
+            ranks[victim].signal(signal.SIGKILL)
+            others = [rank for rank in ranks if rank.rank != victim]
+            all_say([*others, one], "ended")
+            for rank in (*others, one):
+                rank.tell("go")
+            ended = results(others)
+            out.append(max(one.result(), *(done for _, done in ended)) - max(begin for begin, _ in ended))
+    return {"replace": out}
 
 
 def revoked(me: Me, rank: int, after: float) -> float:
@@ -248,7 +314,9 @@ def main() -> int:
             found = {**grow(zygote, shape, args.grows), **shrink(zygote, shape, args.kills, chance)}
             found.update(revoke(zygote, shape, args.kills, chance))
             found.update(look(zygote, shape, 10 * args.grows))
-            many = shrink(zygote, shape, max(1, args.kills // 3), chance, MANY)
+            found.update(replace(zygote, shape, args.kills, chance))
+            few = max(1, args.kills // 3)
+            many = {**shrink(zygote, shape, few, chance, MANY), **replace(zygote, shape, few, chance, MANY)}
             found.update({f"{name} {MANY}": values for name, values in many.items()})
             for name, values in found.items():
                 quantiles = {"p50": 0.5, "p99": 0.99, "max": 1.0}
