@@ -2,6 +2,7 @@
 
     sudo .venv/bin/python bench/streams.py             # some six minutes; root, for network namespaces
     sudo .venv/bin/python bench/streams.py --trials 3  # shows that the program runs
+    sudo .venv/bin/python bench/streams.py --trials 100 --congestion reno  # the table of docs/howto/bench.md
 
 Two network namespaces are the hosts, two pairs of virtual interfaces the cables, each shaped to the rate. Two ranks run
 all_reduces one after another. A cable is lost in the middle of one: `silent`, where what is sent by it reaches nobody and no

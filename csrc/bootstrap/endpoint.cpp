@@ -1,9 +1,9 @@
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "base/small_file.hpp"
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh.hpp"
 #include "net/siphash.hpp"
@@ -16,19 +16,12 @@ constexpr uint32_t kEndpointMagic = 0x50455349;  // "ISEP"
 constexpr size_t kMaxHostname = 255, kMaxUnixName = 107, kMaxTcp = 16, kMaxTcpText = 128;
 constexpr uint32_t kMaxDelayUs = 1'000'000;
 
-std::string read_file(const char *path) {
-  const UniqueFd fd(::open(path, O_RDONLY | O_CLOEXEC));
-  char text[256];
-  const ssize_t n = fd ? ::read(fd.get(), text, sizeof text) : 0;
-  return {text, n > 0 ? static_cast<size_t>(n) : 0};
-}
-
 }  // namespace
 
 Bytes16 random_bytes16() { return net::random16(); }
 
 Bytes16 host_identity() {
-  std::string parts = read_file("/proc/sys/kernel/random/boot_id");
+  std::string parts = read_small_file("/proc/sys/kernel/random/boot_id");
   if (parts.empty()) return net::random16();  // no identity: the host nominates nobody, and TCP reaches everybody
   // Abstract Unix sockets live in a network namespace. So a container with a namespace of its own counts as a host of its own.
   struct stat s {};

@@ -1,6 +1,5 @@
 #include "net/socket.hpp"
 
-#include <fcntl.h>
 #include <ifaddrs.h>
 #include <linux/sockios.h>
 #include <net/if.h>
@@ -17,6 +16,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/small_file.hpp"
 #include "net/fork_guard.hpp"
 #include "net/wait.hpp"
 
@@ -155,14 +155,7 @@ int use_congestion(int fd, const std::string &name) noexcept {
   return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0 ? 0 : errno;
 }
 
-std::string allowed_congestion() {
-  const UniqueFd fd(::open("/proc/sys/net/ipv4/tcp_allowed_congestion_control", O_RDONLY | O_CLOEXEC));
-  char text[1024];
-  const ssize_t n = fd ? ::read(fd.get(), text, sizeof text) : 0;
-  std::string names(text, n > 0 ? static_cast<size_t>(n) : 0);
-  while (!names.empty() && names.back() == '\n') names.pop_back();
-  return names;
-}
+std::string allowed_congestion() { return read_small_file("/proc/sys/net/ipv4/tcp_allowed_congestion_control"); }
 
 int64_t longest_delay_ns(int fd) noexcept {
   int us = 0;

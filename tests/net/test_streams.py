@@ -99,7 +99,7 @@ def test_a_cable_that_brings_nothing_any_more_loses_one_stream_though_no_host_is
         until(ranks, lambda said: up(said) == [True, True])
         hosts.silence("second")
         lost = until(ranks, lambda said: up(said) == [True, False])
-        delay = "; it delays no answer by more than (8|20) ms" if says_how_long_it_delays_an_answer() else ""
+        delay = "; it delays no answer by more than [0-9]+ ms" if says_how_long_it_delays_an_answer() else ""
         why = f"the peer's host has acknowledged nothing for [0-9]+ ms{delay}"
         assert any(re.fullmatch(why, said["streams"][1]["why"]) for said in lost), lost
         until(ranks, lambda said: True)
