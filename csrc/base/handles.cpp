@@ -1,5 +1,9 @@
 #include "base/handles.hpp"
 
+#include <fcntl.h>
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 
@@ -21,6 +25,14 @@ void Mapping::vacate() noexcept {
   if (!base_ || kept_) return;
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
   if (::mmap(base_, bytes_, PROT_READ | PROT_WRITE, kFlags, -1, 0) != MAP_FAILED) ::madvise(base_, bytes_, MADV_DONTFORK);
+}
+
+void make_room_for_descriptors(int count) noexcept {
+  rlimit most{};
+  if (::getrlimit(RLIMIT_NOFILE, &most) == 0 && most.rlim_cur < static_cast<rlim_t>(count))
+    count = static_cast<int>(most.rlim_cur);
+  const UniqueFd any(::memfd_create("isthmus-room", MFD_CLOEXEC));
+  if (any && count > 0) UniqueFd(::fcntl(any.get(), F_DUPFD_CLOEXEC, count - 1)).reset();
 }
 
 void prefault(const std::byte *data, size_t bytes) noexcept {

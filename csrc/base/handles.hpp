@@ -34,6 +34,11 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+// Makes the kernel's table of this process's descriptors large enough for so many, or for as many as the process may have. Where a process has
+// several threads, the kernel lets each growth of that table (at 64 descriptors, 128, and so on) wait for a grace period of its RCU, some 10 ms in
+// which no thread opens a descriptor (expand_fdtable() in its fs/file.c). So it grows once, at a time when nobody waits.
+void make_room_for_descriptors(int count) noexcept;
+
 // Makes the pages of that range of a shared mapping exist at once, at a fraction of what a fault for each costs. A hint: where the system
 // cannot (Linux before 5.14), they come when they are touched.
 void prefault(const std::byte *data, size_t bytes) noexcept;

@@ -154,7 +154,7 @@ void Mesh::drop_key(const Bytes16 &key) noexcept { state_->gate.drop_key(key); }
 
 bool Mesh::has_key(const Bytes16 &key) const noexcept { return state_->gate.has_key(key); }
 
-bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body) noexcept {
+bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body, Goes goes) noexcept {
   if (type >= kFirstOwnType || body.size() > net::kMaxControlBody || peer.lost.load(std::memory_order_acquire)) return false;
   try {
     Peer::State &p = *peer.state_;
@@ -166,7 +166,7 @@ bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body) noex
                       process_text(peer.endpoint), std::max(p.out.waiting(), p.unconfirmed.waiting()));
       return false;
     }
-    state_->queue(p, peer.index, type, body);
+    state_->queue(p, peer.index, type, body, goes);
     return true;
   } catch (...) {
     return false;  // out of memory

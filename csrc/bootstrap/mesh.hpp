@@ -113,6 +113,8 @@ class MeshEvents {  // called on the control thread: each call must be short, an
   virtual void on_stream(Peer &peer, uint32_t stream, uint32_t generation, UniqueFd socket) = 0;
 };
 
+enum class Goes : uint8_t { AtOnce, Along };  // a control message
+
 class Mesh {
  public:
   // Starts to listen, and starts the control thread. `arena_fd` is this process's memfd, which the caller keeps open; `arena_bytes` is its
@@ -131,10 +133,13 @@ class Mesh {
   //   - the control connection;
   //   - the shared arena, where `want_shared` and the host nominates the peer. Where that fails, a warning says why, and memory is unshared;
   //   - `data_streams` TCP data connections, where the number is > 0 and the peer has none yet.
-  // Both sides call connect(). The side with the smaller process id dials, and the other waits. Idempotent. Throws Error that names the
-  // peer's host and address at the deadline. `look` is asked every 20 ms while the other side has not come.
+  // Both sides call connect(). The side with the smaller process id dials, and the other waits. Idempotent. Any thread; where another one connects
+  // with that process, this one waits for it. Throws Error that names the peer's host and address at the deadline. `look` is asked every 20 ms
+  // while the other side has not come.
   Peer &connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shared, int data_streams, Deadline deadline,
                 const Look &look = {});
+  // Whether connect() would dial this process: the other side waits, and there is no connection yet; `data`: or there are no data connections yet.
+  bool must_dial(const Endpoint &endpoint, bool data) const;
   // The side that dials connects a data stream again, at the address where the stream was connected before. The peer's side gets on_stream().
   // `generation` counts the stream's connections. Blocks until the deadline. Throws Error.
   bool dials(const Peer &peer) const noexcept;
@@ -145,8 +150,9 @@ class Mesh {
   // twice. Blocks until the deadline. Throws Error where no address answers.
   void carry_over(Peer &peer, const Bytes16 &key, Deadline deadline);
   // Queues a control message of at most 64 KiB and a type below 0xff00. Thread-safe. Does not block. False: the peer is lost, or has not
-  // taken 16 MiB of earlier messages.
-  bool send(Peer &peer, uint16_t type, std::span<const std::byte> body) noexcept;
+  // taken 16 MiB of earlier messages. `goes` along: with the next message to that peer, at the latest with the next heartbeat, so that the
+  // two processes have no work with it alone. Messages keep their order.
+  bool send(Peer &peer, uint16_t type, std::span<const std::byte> body, Goes goes = Goes::AtOnce) noexcept;
   // Gives back what this process keeps of peers that are gone, that nobody holds, and that cannot come to this process's memory any more.
   // `rest(peer)`: what the caller keeps; true once that is done. Control thread only.
   void let_go_of_the_gone(const std::function<bool(Peer &)> &rest);

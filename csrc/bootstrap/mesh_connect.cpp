@@ -145,9 +145,12 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
     fail(Code::Argument, "{} data streams; at most {}", data_streams, kMostStreams);
 
   const Lock lock(s.mutex);
-  if (!net::wait_ready(s.changed, s.mutex, deadline,
-                       [&]() ISTHMUS_REQUIRES(s.mutex) { return !s.connecting.contains(process); }))
-    fail(Code::Timeout, "{}: another thread is still connecting to it", process_text(endpoint));
+  const auto free = [&]() ISTHMUS_REQUIRES(s.mutex) { return !s.connecting.contains(process); };
+  while (!net::wait_ready(s.changed, s.mutex, next_look(deadline), free)) {
+    if (deadline.passed()) fail(Code::Timeout, "{}: another thread is still connecting to it", process_text(endpoint));
+    const Unlocked outside(s.mutex);
+    if (look) look();
+  }
   s.connecting.insert(process);
   struct Done {
     State &s;
@@ -190,6 +193,14 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
     note_reached(*peer, entry.absence);
   }
   return *peer;
+}
+
+bool Mesh::must_dial(const Endpoint &endpoint, bool data) const {
+  State &s = *state_;
+  if (s.self.process >= endpoint.process) return false;
+  const Lock lock(s.mutex);
+  const auto known = s.by_process.find(endpoint.process);
+  return known == s.by_process.end() || (data && !s.peers[known->second->index].has_data);
 }
 
 bool Mesh::dials(const Peer &peer) const noexcept { return state_->self.process < peer.endpoint.process; }

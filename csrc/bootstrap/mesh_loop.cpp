@@ -15,6 +15,7 @@ namespace isthmus::bootstrap {
 namespace {
 
 constexpr int64_t kFarewellNs = 250'000'000;  // for messages that are still queued when the mesh is destroyed
+constexpr int64_t kAlongNs = 250'000'000;     // longer than that no message waits for a heartbeat with which it goes along
 constexpr size_t kReadsAtOnce = 64;           // reads of one peer before the others have their turn
 constexpr int kEndingMs = 100;                // from the close of a process's descriptors to its end
 constexpr const char *kUnreachable = "is unreachable: its control connection failed";
@@ -164,10 +165,11 @@ void Mesh::State::data_arrived(const net::Hello &h, const StreamIntro &intro, Un
   else if (!again->lost.load(std::memory_order_relaxed)) events.on_stream(*again, h.index, intro.generation, std::move(fd));
 }
 
-void Mesh::State::queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) {
+void Mesh::State::queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body, Goes goes) {
   if (p.movable && type < kFirstOwnType) p.unconfirmed.add(type, body);
   if (p.held) return;  // what is not confirmed goes again with the next connection
-  const bool idle = p.out.empty();
+  if (goes == Goes::Along && heartbeat_ns <= kAlongNs) return p.out.add_for_later(type, body);
+  const bool idle = p.out.idle();
   p.out.add(type, body);
   if (!idle) return;
   p.out.flush(p.control.get());
@@ -345,7 +347,7 @@ void Mesh::State::leave_out_the_silent() {
     Told told = Told::No;
     {
       const Lock lock(p.mutex);  // the process hears it when it goes on
-      if (p.control && !p.held && p.out.empty()) {
+      if (p.control && !p.held && p.out.idle()) {
         queue(p, i, static_cast<uint16_t>(Own::LeftOut), encode(Elapsed{static_cast<uint32_t>(ms)}));
         if (p.out.empty() && p.out.error() == 0) told = Told::Yes;
       }
@@ -361,7 +363,7 @@ void Mesh::State::beat(Peer &peer) {
   Peer::State &p = *peer.state_;
   const auto body = encode(Beat{static_cast<uint32_t>(heartbeat_ns / 1'000'000), p.had});
   const Lock lock(p.mutex);
-  if (p.control && p.out.empty()) queue(p, peer.index, static_cast<uint16_t>(Own::Heartbeat), body);
+  if (p.control && p.out.idle()) queue(p, peer.index, static_cast<uint16_t>(Own::Heartbeat), body);
 }
 
 void Mesh::State::farewell() noexcept {

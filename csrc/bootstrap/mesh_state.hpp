@@ -134,7 +134,8 @@ struct Mesh::State final : GreetingEvents {
   void data_arrived(const net::Hello &hello, const StreamIntro &intro, UniqueFd fd) override;
   void resumed(const net::Hello &hello, const Resume &resume, UniqueFd fd) override;
   // Adds a message and gives the kernel what the kernel takes. `index`: of the peer.
-  void queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) ISTHMUS_REQUIRES(p.mutex);
+  void queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body, Goes goes = Goes::AtOnce)
+      ISTHMUS_REQUIRES(p.mutex);
   // What the peer says to the mesh itself. The end of a sentence on why the peer is lost; empty: it is not.
   std::string hear(Peer &peer, uint16_t type, std::span<const std::byte> body);
   void on_readable(Peer &peer);

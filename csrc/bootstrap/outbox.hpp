@@ -14,6 +14,8 @@ namespace isthmus::bootstrap {
 class Outbox {
  public:
   bool empty() const noexcept { return sent_ == bytes_.size(); }
+  // Nothing waits for the kernel: the box is empty, or has only what goes along with the next message.
+  bool idle() const noexcept { return empty() || only_later_; }
   size_t waiting() const noexcept { return bytes_.size() - sent_; }
   // errno of the send that found the connection broken; 0: no send did.
   int error() const noexcept { return error_; }
@@ -21,13 +23,21 @@ class Outbox {
   void add(uint16_t type, std::span<const std::byte> body) {
     begin();
     net::append_frame(bytes_, type, body);
+    only_later_ = false;
+  }
+  void add_for_later(uint16_t type, std::span<const std::byte> body) {
+    const bool only = idle();
+    add(type, body);
+    only_later_ = only;
   }
   void add_framed(std::span<const std::byte> messages) {
     begin();
     net::append(bytes_, messages);
+    only_later_ = false;
   }
   // Gives the kernel what the kernel takes. Does not wait. A broken connection empties the box.
   void flush(int socket) {
+    only_later_ = false;
     while (!empty()) {
       const ssize_t n = net::send_some(socket, std::span<const std::byte>(bytes_).subspan(sent_));
       if (n < 0) {  // the reader learns that the connection is broken
@@ -46,6 +56,7 @@ class Outbox {
     bytes_ = {};
     sent_ = 0;
     error_ = 0;
+    only_later_ = false;
   }
 
  private:
@@ -58,6 +69,7 @@ class Outbox {
   net::ByteVector bytes_;
   size_t sent_ = 0;
   int error_ = 0;
+  bool only_later_ = false;
 };
 
 }  // namespace isthmus::bootstrap

@@ -117,7 +117,7 @@ Deadline part_of(Deadline whole, double part) { return Deadline(part * static_ca
 
 // ---- the members ---------------------------------------------------------------------------------------------------------------------
 
-// One grow on one member. The ranks agree twice: that all are here, and that all have the new communicator.
+// One grow on one member. The ranks agree twice: that all are here (unless they just have), and that all have the new communicator.
 //
 //   agree: all are here --> compare what they ask for --> make it with the newcomers --> agree: have all made it? --> yes: done
 //                                                                                                              \--> no: nobody has it
@@ -145,6 +145,7 @@ class Growing {
         deadline_(whole.timeout()),
         making_(part_of(deadline_, 0.8)),
         parent_(request.ends ? Communicator::Parent::Ends : Communicator::Parent::GoesOn),
+        agreed_(request.agreed),
         asking_{request.suspects, deadline_, watch},
         confirmation_(confirmation) {
     mine_.ticket = hash_of(request.ticket);
@@ -174,6 +175,7 @@ class Growing {
   const GrownRanks ranks_;
   const Deadline deadline_, making_;  // of the whole, and of all but the last agreement
   const Communicator::Parent parent_;
+  const bool agreed_;
   const Asking asking_;
   Confirmation &confirmation_;
   Ask mine_;
@@ -241,7 +243,7 @@ std::shared_ptr<Communicator> Growing::made(Subject what) {
     say_last_word(*last->made, ranks_.newcomers, true);
     return last->made;
   }
-  begin_together();
+  if (!agreed_) begin_together();
   std::vector<int> all;
   for (int r = 0; r < whole_.size(); ++r) all.push_back(r);
   PartExchange members(local_, formatted("grow #{}", local_.agreement().number()), all, PartExchange::WholeFailed::Ends,

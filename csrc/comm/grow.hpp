@@ -19,6 +19,7 @@ struct GrowRequest {
   std::vector<int> suspects = {};  // ranks without which this one goes on; then those that are left are to be shrunk first
   std::optional<Numbers> numbers = {};  // nothing: kept where there are holes, else dense
   const AbortWatch *watch = nullptr;    // of the call that this one is a part of. Null: an abort from now on ends this one
+  bool agreed = false;                  // the ranks have just agreed that all of them are here, in this call
 };
 
 struct JoinRequest {

@@ -73,6 +73,7 @@ Reconfigured reconfigure(Communicator &whole, const ReconfigureRequest &request)
   bool shrinks = false;
   try {
     if ((made.epoch = resume_grow(whole, grows))) {
+      succession.go_over();
       made.epoch->set_timeout(seconds);
       return made;
     }
@@ -82,14 +83,18 @@ Reconfigured reconfigure(Communicator &whole, const ReconfigureRequest &request)
   if (shrinks) {
     succession.shrink();
     made.epoch = whole.shrink(request.excluded, Communicator::Shrink::Agree, whole.name(), request.numbers, &watch);
+    succession.go_over();
     made.epoch->set_timeout(seconds);
     if (request.ticket.empty()) return made;
   }
   const std::shared_ptr<Communicator> left = made.epoch;
+  Communicator &grown = left ? *left : whole;
   try {
-    GrowRequest of_left = grows;
-    if (left) of_left.suspects.clear();  // they are out, and other ranks have their numbers
-    made.epoch = grow(left ? *left : whole, of_left);
+    GrowRequest of_it = grows;
+    of_it.agreed = true;
+    if (left) of_it.suspects.clear();  // they are out, and other ranks have their numbers
+    made.epoch = grow(grown, of_it);
+    grown.local().succession().go_over();
   } catch (const Error &e) {
     if (!left) throw;
     if (const Status ended = watch.status(); !ended.ok()) left->abort("reconfigure: " + ended.text);

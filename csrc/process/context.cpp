@@ -7,6 +7,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/handles.hpp"
 #include "base/lock.hpp"
 #include "process/context_threads.hpp"
 
@@ -29,6 +30,7 @@ struct Endings {
 };
 PerProcess<Endings> the_endings;
 constexpr std::chrono::seconds kMostAtExit{2};
+constexpr int kDescriptors = 4096;      // of a process with some hundred others
 constexpr double kLeaveSeconds = 0.25;  // for what has been sent, and is still to leave this process
 
 void await_endings() noexcept {
@@ -108,6 +110,7 @@ Context::Context(const Settings &settings, const std::string &route_hint)
       control_(arena_.doorbell(), ranks_, links_, data_streams_, settings.integer(Setting::HeartbeatMs) * 1'000'000),
       progress_(arena_, links_, spin_ns_),
       helpers_(static_cast<int>(settings.integer(Setting::ReduceThreads)), spin_ns_) {
+  make_room_for_descriptors(kDescriptors);  // while there is none of the threads
   mesh_ = std::make_unique<bootstrap::Mesh>(settings, control_, arena_.fd(), arena_.bytes(), route_hint);
   links_.begin(*mesh_);
   data_streams_.begin(*mesh_);

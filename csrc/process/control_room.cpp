@@ -91,8 +91,8 @@ void ControlRoom::take(Control type, std::span<const std::byte> body) {
   }
 }
 
-bool ControlRoom::tell(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept {
-  if (peer) return mesh_.load()->send(*peer, static_cast<uint16_t>(type), body);
+bool ControlRoom::tell(bootstrap::Peer *peer, Control type, std::span<const std::byte> body, bootstrap::Goes goes) noexcept {
+  if (peer) return mesh_.load()->send(*peer, static_cast<uint16_t>(type), body, goes);
   take(type, body);
   return true;
 }

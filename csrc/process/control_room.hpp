@@ -41,7 +41,8 @@ class ControlRoom final : public bootstrap::MeshEvents {
   }  // before the first message is sent
 
   // Sends a control message. peer null: this process, delivered at once. False: the message cannot be sent (Mesh::send).
-  bool tell(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept;
+  bool tell(bootstrap::Peer *peer, Control type, std::span<const std::byte> body,
+            bootstrap::Goes goes = bootstrap::Goes::AtOnce) noexcept;
   // Tells the process of a rank that this rank fails. The communicator has the index `their_index` there.
   bool tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Failure &why) noexcept;
   // Asks the process of a rank what the rank of index `their_index` does. False: no answer within `ms`. While heartbeats of that process

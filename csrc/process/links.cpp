@@ -48,7 +48,6 @@ Links::Links(link::Arena &arena, const RankTable &ranks, DataStreams &streams, S
 
 bootstrap::Peer &Links::connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared,
                                 const Streams *streams, Deadline deadline, const bootstrap::Look &look) {
-  const Lock one(connect_mutex_);
   bootstrap::Peer &peer = mesh_->connect(endpoint, key, shared, 0, deadline, look);
   if (!streams) return peer;
   const std::shared_ptr<const void> hold = peer.take_hold();  // nobody lets go of it meanwhile
@@ -78,6 +77,11 @@ std::vector<std::byte> Links::ucx_address() {
 }
 
 void Links::make_ucx_link(bootstrap::Peer &peer, std::span<const std::byte> address) {
+  const Lock one(ucx_mutex_);
+  {
+    const Lock lock(mutex_);
+    if (find(&peer, Carrier::Ucx)) return;
+  }
   uint64_t bytes = link::UcxLink::kMostMemory;
   while (bytes > link::UcxLink::kLeastMemory && arena_.staging_used() + bytes > arena_.staging_limit() / 8) bytes /= 2;
   const uint64_t offset = arena_.allocate_staging(bytes, link::Fill::AnyBytes);

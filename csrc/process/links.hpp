@@ -3,8 +3,7 @@
 // A link is made at its first use and stays until the context ends. A thread that has time drives the links: a caller that waits, or the
 // progress thread. One thread at a time has a link's turn (link/frame.hpp).
 //
-// Thread rules. Any thread may call. One thread at a time is in connect(): the lock of connect() sees to that. The functions of FrameSink are
-// called by the thread that has the link's turn.
+// Thread rules. Any thread may call. The functions of FrameSink are called by the thread that has the link's turn.
 #pragma once
 
 #include <array>
@@ -141,8 +140,7 @@ class Links final {
   const Stores stores_;
   bootstrap::Mesh *mesh_ = nullptr;
 
-  Mutex connect_mutex_;
-  Mutex ucx_mutex_;                       // held while UCX begins
+  Mutex ucx_mutex_;                       // held while UCX begins, and while it makes a link
   std::unique_ptr<link::UcxWorker> ucx_;  // constant once made; outlives its links
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<LinkSlot>> links_ ISTHMUS_GUARDED_BY(mutex_);  // append only

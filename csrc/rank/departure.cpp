@@ -9,10 +9,10 @@
 
 namespace isthmus::rank {
 
-void Departure::say(int rank, Leaving how) noexcept {
+void Departure::say(int rank, Leaving how, bootstrap::Goes goes) noexcept {
   const LeaveBody body{core_.peers[rank].their_index, core_.id.epoch, static_cast<uint32_t>(core_.id.rank), how,
                        collectives_.done()};
-  core_.context->control().tell(core_.peers[rank].process, Control::Leave, packed(body));
+  core_.context->control().tell(core_.peers[rank].process, Control::Leave, packed(body), goes);
 }
 
 // ---- operations ----------------------------------------------------------------------------------------------------------------------
@@ -23,7 +23,7 @@ bool Departure::only_receives_wait() noexcept {
          messages_.table().lock()->posted.size() == core_.pending.load(std::memory_order_acquire);
 }
 
-bool Departure::end_operations(int64_t until_ns) noexcept {
+bool Departure::end_operations(int64_t until_ns, bool gone_over) noexcept {
   // A message that was sent before its sender left may still come, and nothing else.
   constexpr int64_t kReceives = 1'000'000'000;
   const int64_t begun = now_ns();
@@ -37,7 +37,7 @@ bool Departure::end_operations(int64_t until_ns) noexcept {
                                  [&](LookAt links) { return driver_.drive(links) || !core_.has_work(); });
   }
   // Some peers may not have heard yet why this communicator failed. They must hear the reason before they hear of this rank's leaving.
-  if (core_.failed()) core_.tell_peers(core_.why());
+  if (core_.failed() && !gone_over) core_.tell_peers(core_.why());
   const bool broken = core_.failed() || (core_.has_work() && !receives);
   // A receive for which nothing has come concerns no other rank.
   core_.fail(Code::Aborted,
@@ -144,11 +144,14 @@ void Departure::retire() noexcept {
   context->remove(core_.id.index);
 }
 
-void Departure::leave(int64_t until_ns) noexcept {
+void Departure::leave(int64_t until_ns, bool gone_over) noexcept {
   core_.context->progress().stand_in();
-  const bool broken = end_operations(until_ns);
+  const bool broken = end_operations(until_ns, gone_over);
+  const Leaving how = !broken ? Leaving::Well : messages_.copying() ? Leaving::BrokenWriting : Leaving::Broken;
+  // Ranks of a library's island wait for each other's word.
+  const bool haste = !gone_over || collectives_.device().executor();
   for (int q = 0; q < core_.id.world; ++q)
-    if (q != core_.id.rank) say(q, !broken ? Leaving::Well : messages_.copying() ? Leaving::BrokenWriting : Leaving::Broken);
+    if (q != core_.id.rank) say(q, how, haste ? bootstrap::Goes::AtOnce : bootstrap::Goes::Along);
   if (collectives_.device().executor()) leave_devices(broken);
   Completions::wait(core_, now_ns() + Completions::kMostNs);
   retire();

@@ -21,6 +21,9 @@
 // A rank that leaves broken first repeats to its peers why the communicator failed, so the reason comes before the Leave. After a failure no rank
 // waits for another rank: the rank aborts its part of the library.
 //
+// Where the next epoch has taken the place of this one (`gone_over`) the peers have heard so. One of them may still wait for the last word of the
+// agreement on it, from somebody who has ended, and has to hear that the others have left. So they say it, without haste: along with other messages.
+//
 // Thread rules: one thread, once.
 #pragma once
 
@@ -34,12 +37,12 @@ class Departure {
   Departure(RankCore &core, Collectives &collectives, Messages &messages, RankDriver &driver,
             uint64_t mailbox_offset) noexcept
       : core_(core), collectives_(collectives), messages_(messages), driver_(driver), mailbox_(mailbox_offset) {}
-  void leave(int64_t until_ns) noexcept;
+  void leave(int64_t until_ns, bool gone_over) noexcept;
 
  private:
-  bool end_operations(int64_t until_ns) noexcept;  // true: the rank leaves broken
+  bool end_operations(int64_t until_ns, bool gone_over) noexcept;  // true: the rank leaves broken
   bool only_receives_wait() noexcept;
-  void say(int rank, Leaving how) noexcept;
+  void say(int rank, Leaving how, bootstrap::Goes goes = bootstrap::Goes::AtOnce) noexcept;
   void leave_devices(bool broken) noexcept;
   // The library's communicator ends behind what was submitted. True: the device has run to the end of all.
   bool leave_library(std::unique_ptr<DeviceExecutor> executor, bool has_library, bool broken) noexcept;

@@ -123,7 +123,7 @@ void Rank::abort(std::string text) noexcept {
 }
 
 void Rank::leave(int64_t until_ns) noexcept {
-  if (core_.leave()) departure_.leave(until_ns);
+  if (core_.leave()) departure_.leave(until_ns, succession_.gone_over());
 }
 
 void Rank::release(Operation &op, Code result) noexcept {

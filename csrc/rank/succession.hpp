@@ -47,6 +47,9 @@ class Succession {
   // The ranks have agreed that what is left of this epoch is the next one.
   void shrink() noexcept { shrinks_ = true; }
   bool shrinks() const noexcept { return shrinks_; }
+  // All ranks that go on have the next epoch, in the place of this one. So nobody waits to hear that this rank leaves, or why.
+  void go_over() noexcept { gone_over_ = true; }
+  bool gone_over() const noexcept { return gone_over_; }
 
   void borrowed(Borrowed what) noexcept { borrowed_ = what; }
   void keep(Succession &before) noexcept;
@@ -61,7 +64,7 @@ class Succession {
   Messages &messages_;
   RankDriver &driver_;
   Borrowed borrowed_;
-  bool shrinks_ = false;
+  bool shrinks_ = false, gone_over_ = false;
 };
 
 }  // namespace isthmus::rank

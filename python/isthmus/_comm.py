@@ -207,21 +207,20 @@ class Comm(_core.Comm):
     def replace(self, ranks: Sequence[int], ticket: str, *, name: str | None = None) -> Comm:
         """Makes a communicator in which newcomers have the places of `ranks`. Collective over the other ranks.
 
-        The ranks in `ranks` are lost, or are left out. It is shrink() and then grow() with as many newcomers: this
-        communicator is aborted, and each rank that is left keeps its number. One of those that are left must have made the
-        ticket; a ticket that was made before the loss serves. The same `ranks` on all. Other holes stay as they are.
+        The ranks in `ranks` are lost, or are left out. It is shrink() without them and then reconfigure() with as many
+        newcomers: this communicator is aborted, and each rank that is left keeps its number. One of those that are left must
+        have made the ticket; a ticket that was made before the loss serves. The same `ranks` on all. Other holes stay.
 
-        PeerLostError: other ranks are lost too, and the error names all. Call again with those.
+        PeerLostError: other ranks are lost too, and the error names all. Call again with those, and with the ticket if it is
+        unused.
         """
         wanted = sorted(set(ranks))
-        _, out = self.agree(failed=wanted)
-        if out != wanted:
-            raise PeerLostError(f"replace: the ranks {out} are lost, not {wanted}; call again with all that are lost")
         members = set(self.members)
-        rest = self.shrink(name=name or self.name, dense=False)
+        rest = self.shrink(failed=wanted, name=name or self.name, dense=False)
         try:
-            if set(rest.members) != members - set(wanted):
-                raise PeerLostError("replace: a further rank was lost meanwhile; agree() says which, and call again")
+            out = sorted(members - set(rest.members))
+            if out != wanted:
+                raise PeerLostError(f"replace: the ranks {out} are lost, not {wanted}; call again with all that are lost")
             rest.reconfigure(ticket=ticket, n=len(wanted), slots=wanted, dense=False)
             if set(rest.members) != members:
                 raise PeerLostError("replace: a further rank was lost meanwhile; agree() says which, and call again")

@@ -1,6 +1,7 @@
 // The table of settings, the flight recorder, time and deadlines, copies, and the tables of dtypes.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,6 +29,7 @@
 #include "base/error.hpp"
 #include "base/file_name.hpp"
 #include "base/fork.hpp"
+#include "base/handles.hpp"
 #include "base/streaming_copy.hpp"
 #include "base/log.hpp"
 #include "base/own_thread.hpp"
@@ -633,6 +635,42 @@ bool is_whole(const Record &r) {
   return r.communicator == e.communicator && r.submitted_ns == e.submitted_ns && r.ended_ns == e.ended_ns &&
          r.bytes == e.bytes && r.peer_or_root == e.peer_or_root && r.collective == e.collective && r.dtype == e.dtype &&
          r.op == e.op && r.result == e.result;
+}
+
+// For how many descriptors the kernel has room for this process.
+int room_for_descriptors() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (int slots = 0; word == "FDSize:" && status >> slots) return slots;
+  return -1;
+}
+
+size_t open_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+TEST(Descriptors, HaveRoomOnceAndForAllAndNoneIsLeftOpen) {
+  in_child([] {
+    const size_t open = open_descriptors();
+    const int before = room_for_descriptors();
+    make_room_for_descriptors(700);
+    const int once = room_for_descriptors();
+    make_room_for_descriptors(700);
+    return before < 700 && once >= 700 && room_for_descriptors() == once && open_descriptors() == open;
+  });
+}
+
+TEST(Descriptors, HaveRoomForAsManyAsTheProcessMayHave) {
+  in_child([] {
+    rlimit most{};
+    ::getrlimit(RLIMIT_NOFILE, &most);
+    most.rlim_cur = 200;
+    ::setrlimit(RLIMIT_NOFILE, &most);
+    make_room_for_descriptors(700);
+    const int room = room_for_descriptors();
+    return room >= 200 && room < 700;
+  });
 }
 
 TEST(Recorder, KeepsTheLastEntriesOldestFirst) {

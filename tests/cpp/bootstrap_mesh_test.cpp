@@ -691,6 +691,51 @@ TEST(Mesh, HearsHeartbeatsAndTicks) {
   EXPECT_TRUE(p.a.events.lost().empty());
 }
 
+TEST(Mesh, MessagesThatGoAlongComeWithTheNextMessageOrTheNextHeartbeatInOrder) {
+  Pair p;
+  p.add_keys();
+  p.connect();
+  EXPECT_TRUE(p.a.mesh->send(*p.of_a, 1, bytes("first"), Goes::Along));
+  EXPECT_TRUE(p.a.mesh->send(*p.of_a, 2, bytes("second"), Goes::Along));
+  EXPECT_TRUE(p.a.mesh->send(*p.of_a, 3, bytes("third")));
+  EXPECT_TRUE(p.a.mesh->send(*p.of_a, 4, bytes("alone"), Goes::Along));
+  ASSERT_TRUE(eventually([&] { return p.b.events.messages().size() == 4; }));
+  std::vector<uint16_t> types;
+  for (const Message &m : p.b.events.messages()) types.push_back(m.type);
+  EXPECT_EQ(types, (std::vector<uint16_t>{1, 2, 3, 4}));
+}
+
+TEST(Mesh, WhereHeartbeatsAreSeldomNoMessageWaitsForOne) {
+  Pair p{Node("ISTHMUS_HEARTBEAT_MS=60000"), Node("ISTHMUS_HEARTBEAT_MS=60000")};
+  p.add_keys();
+  p.connect();
+  EXPECT_TRUE(p.a.mesh->send(*p.of_a, 1, bytes("now"), Goes::Along));
+  EXPECT_TRUE(eventually([&] { return p.b.events.messages().size() == 1; }));
+}
+
+TEST(Mesh, WhatGoesAlongIsSaidBeforeTheFarewell) {
+  Pair p{Node("ISTHMUS_HEARTBEAT_MS=250"), Node("ISTHMUS_HEARTBEAT_MS=250")};
+  p.add_keys();
+  p.connect();
+  EXPECT_TRUE(p.a.mesh->send(*p.of_a, 1, bytes("last"), Goes::Along));
+  p.a.mesh->shut_down();  // from here on there is no heartbeat
+  EXPECT_TRUE(eventually([&] { return p.b.events.messages().size() == 1; }));
+}
+
+TEST(Mesh, SaysWhomThisProcessHasToDial) {
+  Pair p;
+  Node &dials = p.a.mesh->self().process < p.b.mesh->self().process ? p.a : p.b, &waits = &dials == &p.a ? p.b : p.a;
+  EXPECT_TRUE(dials.mesh->must_dial(waits.mesh->self(), false));
+  EXPECT_FALSE(waits.mesh->must_dial(dials.mesh->self(), true));
+  p.add_keys();
+  p.connect();
+  EXPECT_FALSE(dials.mesh->must_dial(waits.mesh->self(), false));
+  EXPECT_TRUE(dials.mesh->must_dial(waits.mesh->self(), true));  // it has no data connections yet
+  p.connect(true, 2);
+  EXPECT_FALSE(dials.mesh->must_dial(waits.mesh->self(), true));
+  EXPECT_FALSE(waits.mesh->must_dial(dials.mesh->self(), true));
+}
+
 TEST(Mesh, SendNeverBlocksAndCatchesUp) {
   Pair p;
   p.add_keys();

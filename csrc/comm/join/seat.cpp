@@ -66,9 +66,7 @@ void share_no_memory(Making &m, Attempts &attempt) {
   const topology::Bridge bridge = m.agreement.bridge;
   m.map =
       make_map(infos, bridge == topology::Bridge::Shm ? topology::Bridge::Auto : bridge, invitation.settings, MapOf::Part);
-  for (size_t q = 0; q < m.world(); ++q)
-    if (auto *&process = m.wiring.processes[q])
-      attempt([&] { process = connect(invitation, m.agreement, m.map, static_cast<int>(q), Reach::TcpAlone); });
+  connect(invitation, m.offer, m.agreement, m.map, Reach::TcpAlone, m.wiring.processes, attempt);
   attempt([&] { await_links(invitation, m.agreement, m.wiring.processes); });
 }
 

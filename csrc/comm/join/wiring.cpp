@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "device/host.hpp"
+#include "process/connections.hpp"
 
 namespace isthmus::comm::join {
 namespace {
@@ -149,17 +150,38 @@ class WatchOverPeers {
 
 }  // namespace
 
-bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreement, const Map &map, int q, Reach reach) {
-  const RankBlob &theirs = agreement.ranks[static_cast<size_t>(q)];
-  const process::Streams streams{agreement.carrier(), static_cast<int>(invitation.settings.integer(Setting::TcpStreams)),
-                                 theirs.ucx};
-  try {
-    return &invitation.context->links().connect(theirs.endpoint, agreement.ranks[0].key, reach == Reach::MemoryToo,
-                                                map.streamed(invitation.rank, q) ? &streams : nullptr, invitation.deadline,
-                                                [&] { invitation.exchange.look(); });
-  } catch (const Error &e) {  // the mesh names a process, and users know ranks
-    throw Error(e.code(), formatted("rank {} (pid {} on {}): {}", theirs.number.slot, theirs.info.pid, theirs.info.hostname,
-                                    e.text()));
+void connect(const Invitation &invitation, const Offer &offer, const Agreement &agreement, const Map &map, Reach most,
+             std::vector<bootstrap::Peer *> &processes, Attempts &attempt) {
+  std::vector<process::Wanted> wanted;
+  std::vector<size_t> ranks;  // of the same place
+  for (size_t q = 0; q < agreement.ranks.size(); ++q) {
+    const RankBlob &theirs = agreement.ranks[q];
+    if (theirs.info.process == offer.blob.info.process) continue;
+    process::Wanted one{
+        &theirs.endpoint, most == Reach::MemoryToo && theirs.info.host == offer.blob.info.host, {}, nullptr, {}};
+    if (map.streamed(invitation.rank, static_cast<int>(q)))
+      one.streams.emplace(process::Streams{agreement.carrier(),
+                                           static_cast<int>(invitation.settings.integer(Setting::TcpStreams)), theirs.ucx});
+    wanted.push_back(std::move(one));
+    ranks.push_back(q);
+  }
+  attempt.any_way([&] {
+    process::Context &context = *invitation.context;
+    process::connect_all(context.links(), context.mesh(), wanted, agreement.ranks[0].key, invitation.deadline,
+                         [&] { invitation.exchange.look(); });
+  });
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    processes[ranks[i]] = wanted[i].peer;
+    if (wanted[i].why)
+      attempt.any_way([&] {
+        try {
+          std::rethrow_exception(wanted[i].why);
+        } catch (const Error &e) {  // the mesh names a process, and users know ranks
+          const RankBlob &theirs = agreement.ranks[ranks[i]];
+          throw Error(e.code(), formatted("rank {} (pid {} on {}): {}", theirs.number.slot, theirs.info.pid,
+                                          theirs.info.hostname, e.text()));
+        }
+      });
   }
 }
 
@@ -192,20 +214,12 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
                        [library = offer.library, number = device.number] { return library->make_id(number); });
   });
   wiring.processes.assign(agreement.ranks.size(), nullptr);
-  for (size_t q = 0; q < agreement.ranks.size(); ++q) {
-    const topology::RankInfo &theirs = agreement.ranks[q].info;
-    if (theirs.process == offer.blob.info.process) continue;
-    const bool same_host = theirs.host == offer.blob.info.host;
-    auto *&process = wiring.processes[q];
-    attempt.any_way([&] {
-      if (!attempt.trouble().ok()) invitation.exchange.look();
-      process =
-          connect(invitation, agreement, agreement.map, static_cast<int>(q), same_host ? Reach::MemoryToo : Reach::TcpAlone);
-    });
-    attempt([&] {
-      if (process) hold(*process, wiring);
-    });
-    if (same_host && process && !process->arena) mine.vote = Ballot::Vote::NoMemory;
+  connect(invitation, offer, agreement, agreement.map, Reach::MemoryToo, wiring.processes, attempt);
+  for (size_t q = 0; q < wiring.processes.size(); ++q) {
+    bootstrap::Peer *const process = wiring.processes[q];
+    if (!process) continue;
+    attempt([&] { hold(*process, wiring); });
+    if (agreement.ranks[q].info.host == offer.blob.info.host && !process->arena) mine.vote = Ballot::Vote::NoMemory;
   }
   attempt([&] { await_links(invitation, agreement, wiring.processes); });
   invitation.exchange.watch(WatchOverPeers(invitation, agreement, wiring, attempt.trouble()));

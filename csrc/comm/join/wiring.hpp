@@ -26,9 +26,10 @@ struct Wiring {
 // Collective: one vote, the proof that all ranks are connected and listen.
 Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &agreement);
 
-// Connects this process with the process of rank `q`, as `map` says.
+// Connects this process with those of all other ranks, as `map` says. `processes`, by rank: null where that has failed, and of this process.
 enum class Reach : uint8_t { MemoryToo, TcpAlone };
-bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreement, const Map &map, int q, Reach reach);
+void connect(const Invitation &invitation, const Offer &offer, const Agreement &agreement, const Map &map, Reach most,
+             std::vector<bootstrap::Peer *> &processes, Attempts &attempt);
 // Behind all connect() of a step: waits for the other side of those links that need it.
 void await_links(const Invitation &invitation, const Agreement &agreement, std::span<bootstrap::Peer *const> processes);
 
