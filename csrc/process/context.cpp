@@ -22,11 +22,14 @@ struct CurrentContext {
 };
 PerProcess<CurrentContext> the_current;
 
-// Contexts that a thread of nobody's is ending. The process ends behind them, because they use what the process's end destroys.
+// Contexts that are being deleted. Behind exit() the destructors of the libraries that a context uses run, UCX among them, while other threads go on:
+// so exit() waits for what is under way, and behind that no other thread begins. What is left then goes with the process.
 struct Endings {
   Mutex mutex;
   Condition changed;
   int going ISTHMUS_GUARDED_BY(mutex) = 0;
+  bool exits ISTHMUS_GUARDED_BY(mutex) = false;  // on the thread `by`
+  std::thread::id by ISTHMUS_GUARDED_BY(mutex);
 };
 PerProcess<Endings> the_endings;
 constexpr std::chrono::seconds kMostAtExit{2};
@@ -36,24 +39,35 @@ constexpr double kLeaveSeconds = 0.25;  // for what has been sent, and is still 
 void await_endings() noexcept {
   Endings &endings = *the_endings;
   Lock lock(endings.mutex);
+  endings.exits = true;
+  endings.by = std::this_thread::get_id();
   endings.changed.wait_for(lock, kMostAtExit, [&]() ISTHMUS_REQUIRES(endings.mutex) { return endings.going == 0; });
 }
 
-// Deletes the context on a thread of its own.
-void delete_apart(Context *gone) {
-  static const int registered = std::atexit(await_endings);
-  static_cast<void>(registered);
+bool begin_ending() noexcept {
   Endings &endings = *the_endings;
-  {
-    const Lock lock(endings.mutex);
-    ++endings.going;
-  }
-  std::thread([gone, &endings] {
+  const Lock lock(endings.mutex);
+  if (endings.exits && endings.by != std::this_thread::get_id()) return false;
+  ++endings.going;
+  return true;
+}
+
+void ended() noexcept {
+  Endings &endings = *the_endings;
+  const Lock lock(endings.mutex);
+  --endings.going;
+  endings.changed.notify_all();
+}
+
+// The last reference may fall on one of the context's own threads, which cannot join itself: then another thread deletes it.
+void end(Context *gone, const Birth &birth) {
+  if (!birth.here() || !begin_ending()) return;  // the context's threads and memory are the parent's; or the process ends
+  const auto all = [gone] {
     delete gone;
-    const Lock lock(endings.mutex);
-    --endings.going;
-    endings.changed.notify_all();
-  }).detach();
+    ended();
+  };
+  if (on_context_thread()) std::thread(all).detach();
+  else all();
 }
 
 }  // namespace
@@ -65,12 +79,9 @@ Context::Lease Context::acquire(const Settings &settings, const std::string &rou
   if (c) {
     c->settings_.check_process_settings(settings);
   } else {
-    // The last reference may fall on one of the context's own threads, which cannot join itself.
-    c = std::shared_ptr<Context>(new Context(settings, route_hint), [](Context *gone) {
-      if (!gone->birth_.here()) return;  // the context's threads and memory are the parent's
-      if (on_context_thread()) delete_apart(gone);
-      else delete gone;
-    });
+    static const int registered = std::atexit(await_endings);
+    static_cast<void>(registered);
+    c = std::shared_ptr<Context>(new Context(settings, route_hint), [](Context *gone) { end(gone, gone->birth_); });
     now.context = c;
   }
   ++c->uses_;
