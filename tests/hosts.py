@@ -21,6 +21,7 @@ from patience import SOON
 
 ADDRESSES = {"IPv4": "10.213.7.{}", "IPv6": "fd5a:213:7::{}"}
 RANK = Path(__file__).with_name("net") / "host_rank.py"
+FAR_CABLE = Path(__file__).with_name("far_cable.py")
 Process = subprocess.Popen[str]
 
 
@@ -128,6 +129,20 @@ class Hosts:
             words = ["qdisc", "replace", "dev", f"{cable}{n}", "root", "handle", "1:", "tbf", "rate", f"{rate}bit"]
             words += ["burst", str(256 << 10), "limit", str((1 << 20) + (256 << 10))]
             subprocess.run(["tc", "-n", name, *words], check=True, capture_output=True, text=True, timeout=SOON)
+
+    @contextmanager
+    def far_cable(self, delay_ms: float, megabytes: float) -> Iterator[None]:
+        """far0 and far1, the ends of one more cable, of so many 10^6 bytes a second and so long a delay each way."""
+        words = [sys.executable, str(FAR_CABLE), *self.names, "--delay-ms", str(delay_ms), "--megabytes", str(megabytes)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as cable:
+            try:
+                assert cable.stdout is not None
+                if not cable.stdout.readline():
+                    missing(f"this kernel or container has no TUN devices: {cable.communicate()[1][-500:]}")
+                yield
+            finally:
+                cable.communicate(timeout=SOON)
 
     def remove(self) -> None:
         for name in self.names:

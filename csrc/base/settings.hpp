@@ -22,6 +22,7 @@ enum class Setting : int {
   Disable,
   Dump,
   EagerBytes,
+  FarMicros,
   GroupWaitMs,
   GuardSlots,
   HeartbeatMs,

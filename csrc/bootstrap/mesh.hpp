@@ -77,6 +77,8 @@ class Peer {  // another process. Lives as long as the mesh.
   Mapping arena;       // the peer's arena where memory is shared, else empty
   // The data sockets, connected, non-blocking, TCP_NODELAY, in the order that both sides have agreed. A link that takes them owns them.
   std::vector<UniqueFd> data;
+  // The shortest round trip of its data connections when they were made, as the kernel saw it; 0: there are none, or it does not say.
+  std::atomic<int64_t> round_trip_ns{0};
   Bytes16 token{};                        // that every data connection of the two processes shows
   std::atomic<int64_t> last_heard_ns{0};  // monotonic time of the last control message or heartbeat
   // Since when the process speaks for certain, also where its first heartbeat has not come: it has made a communicator with this one. 0: not yet.

@@ -28,6 +28,13 @@ void drop_strangers(const Peer &peer, DataArrivals &arrivals) {
     }
 }
 
+void note_round_trip(Peer &peer) noexcept {
+  int64_t least = 0;
+  for (const UniqueFd &fd : peer.data)
+    if (const int64_t its = net::least_round_trip_ns(fd.get()); its > 0 && (least == 0 || its < least)) least = its;
+  peer.round_trip_ns.store(least, std::memory_order_relaxed);
+}
+
 // Where the peer listens, of the addresses by which its data streams reach this process.
 void note_reached(const Peer &peer, Absence &absence) {
   for (const UniqueFd &fd : peer.data) try {
@@ -191,6 +198,7 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
     }
     entry.has_data = true;
     note_reached(*peer, entry.absence);
+    note_round_trip(*peer);
   }
   return *peer;
 }

@@ -122,6 +122,8 @@ std::string Communicator::topology_json() const {
                      {"ring_bytes", terms_.ring_bytes},
                      {"recv_slots", terms_.recv_slots},
                      {"lost", terms_.lost}};
+  json["round_trip_us"] = terms_.round_trip_us;
+  json["far"] = terms_.far;
   const messages::LibraryMessages &by_library = local_->messages().library();
   json["library_messages"] = {{"may", by_library.any()}, {"messages", by_library.messages()}, {"bytes", by_library.bytes()}};
   auto links = nlohmann::ordered_json::array();

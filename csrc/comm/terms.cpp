@@ -58,6 +58,21 @@ void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ra
                    chunk_bytes, least, staging));
 }
 
+// A rank's ring is kFarSlots chunks then, each up to four times the setting; a quarter of the staging memory holds those of a process's ranks. Ranks of
+// devices have slots of their own number.
+void Terms::choose_far(process::Context &context, const std::string &name, uint64_t round_trip, uint64_t from_us,
+                       uint64_t staging, std::span<const RankBlob> ranks) {
+  round_trip_us = round_trip;
+  if (round_trip == 0 || round_trip < from_us) return;
+  const uint64_t needed = 4 * plan::kFarSlots * 4 * chunk_bytes * most_in_a_process(ranks);
+  far = needed <= staging;
+  if (!far)
+    lose(context, name, kShallow,
+         formatted("few chunks under way although a round trip takes {} us: {} bytes of staging memory are needed, and the "
+                   "least of its processes is {} (ISTHMUS_STAGING_BYTES, ISTHMUS_CHUNK_BYTES)",
+                   round_trip, needed, staging));
+}
+
 // Settings go before profiles. Of several numbers the least counts, so ranks agree although their settings say different numbers.
 void Terms::choose_leader_bytes(std::span<const RankBlob> ranks, const topology::Topology &topology) {
   int64_t bytes = -1;

@@ -30,15 +30,20 @@ struct Terms {
   // reaches on all ranks.
   bool fixed_rings = false;
   uint64_t ring_bytes = 0, recv_slots = 0, reach = 0;
+  uint64_t round_trip_us = 0;     // by TCP, of the two ranks that are farthest from each other
+  bool far = false;               // that is so long that many chunks are to be under way (plan::Request::far)
   std::vector<std::string> lost;  // fast paths for which there was no room
 
   // Notes that a path of Lost is not taken. The log says so once in a process: later communicators mostly lose the same path.
-  enum Lost : unsigned { kSmallChunks, kNoRing, kNoRecvSlots };
+  enum Lost : unsigned { kSmallChunks, kNoRing, kNoRecvSlots, kShallow };
   void lose(process::Context &context, const std::string &name, Lost path, std::string what);
 
   // `asked`: the setting, as all ranks have it. `staging`: the least of all ranks. `sharing`: the most ranks that share memory.
   void choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t asked, uint64_t staging,
                     size_t sharing);
+  // Behind choose_chunk(). `from_us`: the setting, as all ranks have it.
+  void choose_far(process::Context &context, const std::string &name, uint64_t round_trip, uint64_t from_us,
+                  uint64_t staging, std::span<const RankBlob> ranks);
   void choose_leader_bytes(std::span<const RankBlob> ranks, const topology::Topology &topology);
 };
 

@@ -163,6 +163,21 @@ int64_t longest_delay_ns(int fd) noexcept {
   return ::getsockopt(fd, IPPROTO_TCP, kDelayMax, &us, &n) == 0 && us > 0 ? int64_t{us} * 1000 : 0;
 }
 
+// What the kernel tells behind the part that <netinet/tcp.h> knows; <linux/tcp.h> and that do not go together.
+struct LongTcpInfo {
+  tcp_info known;
+  uint64_t pacing_rate, most_pacing_rate, bytes_acked, bytes_received;
+  uint32_t segments_out, segments_in, not_sent, least_round_trip_us;
+};
+static_assert(sizeof(tcp_info) == 104 && offsetof(LongTcpInfo, least_round_trip_us) == 148);
+
+int64_t least_round_trip_ns(int fd) noexcept {
+  LongTcpInfo info{};
+  socklen_t n = sizeof info;
+  const bool told = ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) == 0 && n == sizeof info;
+  return told && info.least_round_trip_us != UINT32_MAX ? int64_t{info.least_round_trip_us} * 1000 : 0;
+}
+
 Answers answers(int fd) noexcept {
   tcp_info info{};
   socklen_t n = sizeof info;

@@ -30,12 +30,13 @@ class AllGather {
   }
 
   void plan() {
-    const uint32_t depth = b_.depth, collected = passed_ && depth < 2 ? 0 : std::min(1u, depth);
+    const uint32_t depth = b_.depth, collected = passed_ ? std::min(1u, depth / 2) : std::min(b_.ahead, depth);
     copy_in();
     collect(collected);
     if (passed_) gather(2 * collected);
     if (shared_ && b_.others) b_.post(kReduced);
-    if (shared_) copy_out(passed_ ? (depth >= 3 ? 3 : 2 * collected) : std::min(b_.others ? 2u : 1u, depth));
+    const uint32_t last = passed_ ? 2 * collected : b_.others ? collected : 0;
+    if (shared_) copy_out(passed_ && depth < 3 ? last : std::min(last + 1, depth));
   }
 
  private:

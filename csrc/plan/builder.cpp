@@ -36,13 +36,18 @@ void Builder::choose_chunk(uint64_t regions) {
   const uint64_t wanted = request.chunk_bytes * (devices ? kDeviceChunks : 1);
   const uint64_t most = lines((devices ? kDeviceSlotChunks : 4) * wanted / std::max<uint64_t>(regions, 1));
   uint64_t target = std::min(lines(wanted), most);
-  const uint32_t slots = std::clamp<uint32_t>(request.max_slots, 2, 64);
+  const bool far = request.far && clusters.members.size() > 1 && !devices;
+  const uint32_t slots = !far                   ? std::clamp<uint32_t>(request.max_slots, 2, 64)
+                         : clusters.largest > 1 ? kFarSlots
+                                                : kFarSlotsAlone;
   depth = slots - 1;
+  // The last stage comes a turn behind two ways, at the most.
+  if (far) ahead = (slots - 2) / 2;
   if (varying) {
     plan.chunk = target;
     plan.chunks = 0;
     plan.slots = slots;
-    if (!devices) {
+    if (!devices && !far) {
       const uint64_t fit = std::min(kRingTurn, 16 * wanted) / (std::max<uint64_t>(regions, 1) * target);
       plan.slots = static_cast<uint32_t>(std::clamp<uint64_t>(fit, std::min(slots, 4u), slots));
     }

@@ -39,7 +39,10 @@ class Builder : public StepWriter {
   bool stream = false;      // outputs are too large for the caches
   std::vector<int> inside;  // inside_of(): whose blocks plan_inside() moves
   uint32_t depth = 1;       // slots - 1, or more where no slot is used twice: bounds the skews
-  uint64_t unit = kLine;    // of which chunks are multiples: islands with libraries cut them in equal pieces of whole lines
+  // From the turn in which a frame is sent to the turn in which it is taken. Of a far request as many as slots allow: what a link carries is at the
+  // most what is under way for each round trip, and that is so many chunks.
+  uint32_t ahead = 1;
+  uint64_t unit = kLine;  // of which chunks are multiples: islands with libraries cut them in equal pieces of whole lines
 
   // Sets chunk, chunks and slots. `regions`: chunks of memory that a slot needs on the rank that needs most.
   void choose_chunk(uint64_t regions);

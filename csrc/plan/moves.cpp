@@ -66,7 +66,7 @@ void plan_broadcast(Builder &b) {
       b.send(b.at(h, j), ext(x), output(x));
     }
   }
-  b.stage("collect", std::min(1u, b.depth));
+  b.stage("collect", std::min(b.ahead, b.depth));
   for (size_t i = 1; i < clusters; ++i) {
     const size_t d = (g + clusters - i) % clusters;
     if (d == home) continue;
@@ -80,7 +80,7 @@ void plan_broadcast(Builder &b) {
   }
   if (!shared) return;
   b.post(kReduced);
-  b.stage("copy out", std::min(2u, b.depth));
+  b.stage("copy out", std::min(b.ahead + 1, b.depth));
   b.each_other_member([&](int q) {
     const size_t j = b.clusters.at[static_cast<size_t>(q)];
     b.wait(q, kReduced);
@@ -150,7 +150,7 @@ void plan_exchange(Builder &b) {
 
   // One turn later; with few slots in the same one, so that staged blocks are known to have been taken before they are
   // overwritten: whoever answers with chunk c + 2 (c + 1) has taken chunk c.
-  b.stage("copy out", c == Collective::AllToAll && b.others ? (b.depth >= 3 ? 1u : 0u) : std::min(1u, b.depth));
+  b.stage("copy out", c == Collective::AllToAll && b.others ? (b.depth >= 3 ? b.ahead : 0u) : std::min(1u, b.depth));
   if (gives_to(b.rank) && takes_from(b.rank))
     b.move(to(b.rank), Builder::input(in_block(b.rank), 0), Builder::output(out_block(b.rank), 0), false, b.stream);
   any = false;

@@ -176,6 +176,9 @@ struct Request {  // all of it agreed on all ranks but `rank`
   LeaderBytesFrom small_from = LeaderBytesFrom::Default;  // for explain()
   uint64_t stream_bytes = 32 << 20;  // a rank's output from here on is written past the caches. A hint; NOT agreed: local
   bool device = false;  // this rank's user memory is its device's, which the host cannot touch. NOT agreed: local
+  // Frames are long on their way between hosts, so many chunks are sent before the first one is waited for: see Builder::ahead. Links then grant
+  // 256 chunks of the setting.
+  bool far = false;
   uint64_t reach =
       0;  // the first bytes of the rings that its device reaches, of all with whom it shares memory. NOT agreed: local
   bool apart =
@@ -186,6 +189,8 @@ struct Request {  // all of it agreed on all ranks but `rank`
 // Where ranks work on devices' memory, and stand on several hosts or have rings at fixed places: the slots of a plan, and the most bytes
 // that its rings take on one host.
 inline constexpr uint32_t kDeviceSlots = 6;
+// Slots of a far request, where ranks share memory and where none do. Rings of so many slots are 16 MiB with chunks of 128 KiB.
+inline constexpr uint32_t kFarSlots = 32, kFarSlotsAlone = 64;
 inline constexpr uint64_t kRingTurn = 2 << 20;  // bytes of the ring through which operations of host ranks take turns
 uint64_t most_ring_bytes(uint64_t chunk_bytes, uint32_t slots) noexcept;
 // The largest chunk_bytes whose rings have no more bytes than that.

@@ -9,7 +9,7 @@
 namespace isthmus::plan {
 namespace {
 
-constexpr uint64_t kPlanVersion = 16;  // part of every digest: raise it when a template changes
+constexpr uint64_t kPlanVersion = 17;  // part of every digest: raise it when a template changes
 
 // What all ranks must agree on: `whole`, too, whose libraries may serve blocks of a plan that is made on `t`. Sizes of v-collectives and in_place
 // are each rank's own affair.
@@ -31,6 +31,7 @@ uint64_t digest_of(const topology::Topology &whole, const topology::Topology &t,
   add(r.max_slots);
   add(r.small_bytes);
   if (r.apart) add(1);
+  if (r.far) add(2);
   return h;
 }
 

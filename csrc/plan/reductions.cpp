@@ -22,6 +22,10 @@ struct Skews {
 };
 Skews skews_of(const Builder &b) {
   if (b.others == 0) return {0, 0, std::min(1u, b.depth), std::min(2u, b.depth), std::min(2u, b.depth)};
+  if (b.ahead > 1) {
+    const uint32_t first = b.count > 1 ? 1 : 0, last = first + 2 * b.ahead;
+    return {0, first, first + b.ahead, last, last};
+  }
   if (b.depth >= 3) return b.count > 1 ? Skews{} : Skews{0, 0, 1, 2, 2};
   if (b.depth == 2) return {0, 0, 1, 2, 2};
   return b.count > 1 ? Skews{0, 1, 1, 1, 1} : Skews{0, 0, 0, 0, 0};

@@ -99,6 +99,37 @@ INSTANTIATE_TEST_SUITE_P(Devices, Worlds,
                          testing::Values("n", "no", "na", "anb", "noan", "nop", "nopq", "nnbo", "NNo", "NNOOp", "NaNo",
                                          "NNNap"));
 
+// Where frames are long on their way many chunks are sent before the first is waited for. Of the longest of these messages slots are used again.
+class FarWorlds : public testing::TestWithParam<const char *> {};
+INSTANTIATE_TEST_SUITE_P(All, FarWorlds,
+                         testing::Values("a", "aa", "ab", "aabb", "abc", "aaab", "baabb", "abcd", "aabbbc", "AAb", "AABB",
+                                         "na", "NNo", "NaNo"));
+TEST_P(FarWorlds, EveryCollectiveIsItsDefinitionAndFreeOfRacesAndDeadlocks) {
+  int combination = 0;
+  for (auto bridge : {topology::Bridge::Auto, topology::Bridge::Tcp})
+    for (int c = 0; c < kProved; ++c)
+      for (uint64_t bytes : {4, 1000, 9000, 100'000})
+        for (auto [redop, dtype] : {std::pair{RedOp::Sum, DType::Float32},
+                                    {RedOp::Avg, DType::BFloat16},
+                                    {RedOp::Sum, DType::Float8E4M3FN},
+                                    {RedOp::PremulSum, DType::Float16}})
+          for (bool in_place : {false, true}) {
+            if (combination++ % kOneIn) continue;
+            const auto t = world_of(GetParam(), "", bridge);
+            Operation op = operation_of(static_cast<Collective>(c), bytes, 256);
+            if (in_place && !in_place_allowed(op.request.collective)) continue;
+            op.in_place = in_place;
+            op.request.far = true;
+            op.request.op = redop;
+            op.request.dtype = dtype;
+            op.request.root = t.size() - 1;
+            add_sizes(op, t.size(), dtype_size(dtype));
+            const Operation twice[] = {op, op};
+            const Verdict v = prove(t, twice);
+            ASSERT_TRUE(v.ok) << "far: " << name_of(GetParam(), op) << ": " << v.text;
+          }
+}
+
 // Of equal counts, as on a communicator with holes between its ranks.
 TEST(Proof, BlocksThatLieApartAreGivenAndGotAsThoseThatLieBackToBack) {
   int combination = 0;

@@ -90,8 +90,8 @@ def of_islands(comm: isthmus.Comm) -> None:
     comm.destroy()
 
 
-def of_blocks(comm: isthmus.Comm) -> None:
-    """Collectives that move blocks; then counts of an all_to_all_v that two ranks differ in."""
+def wrong_blocks(comm: isthmus.Comm) -> list[str]:
+    """The collectives that move blocks, as far as they give anything else than NumPy does."""
     n, me = comm.size, comm.rank
 
     def block(s: int, d: int, count: int) -> np.ndarray:
@@ -111,6 +111,13 @@ def of_blocks(comm: isthmus.Comm) -> None:
             gathered = comm.gather(block(me, root, unit), root)
             if me == root and not np.array_equal(gathered, np.stack([block(s, root, unit) for s in range(n)])):
                 wrong.append(f"gather {unit} {root}")
+    return wrong
+
+
+def of_blocks(comm: isthmus.Comm) -> None:
+    """Collectives that move blocks; then counts of an all_to_all_v that two ranks differ in."""
+    n, me = comm.size, comm.rank
+    wrong = wrong_blocks(comm)
     path = comm.explain("all_to_all_v", nbytes=8 << 20)
     give, take, other = [4] * n, [4] * n, int(sys.argv[2])
     if me == 0:

@@ -64,6 +64,7 @@ def operations(draw: st.DrawFn, world: int, slots: int) -> dict[str, Any]:
     out: dict[str, Any] = {
         "collective": collective, "dtype": dtype, "op": op, "root": draw(st.integers(0, world - 1)), "max_slots": slots,
         "chunk_bytes": draw(st.sampled_from([64, 128, 512, 1024])), "small_bytes": draw(st.sampled_from([0, 256])),
+        "far": draw(st.booleans()),
     }  # fmt: skip
     if collective == "all_to_all_v":
         rows = st.lists(st.one_of(st.just(0), count), min_size=world, max_size=world)

@@ -172,7 +172,7 @@ rank::RankSetup setup_of(Making &m, const Ring &ring) {
   setup.library_messages = settings.text(Setting::LibraryMessages) == "on";
   // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
   setup.credit_window = std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)),
-                                 (m.terms.libraries || m.terms.devices ? 256 : 64) * m.terms.chunk_bytes);
+                                 (m.terms.libraries || m.terms.devices || m.terms.far ? 256 : 64) * m.terms.chunk_bytes);
   return setup;
 }
 
@@ -289,6 +289,9 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
   m.terms.eager_bytes = static_cast<uint64_t>(invitation.settings.integer(Setting::EagerBytes));
   m.terms.choose_chunk(m.context(), agreement.ranks, static_cast<uint64_t>(invitation.settings.integer(Setting::ChunkBytes)),
                        wiring.least_staging, wiring.all_share_memory ? m.most_sharing() : 1);
+  m.terms.choose_far(m.context(), invitation.name, wiring.round_trip_us,
+                     static_cast<uint64_t>(invitation.settings.integer(Setting::FarMicros)), wiring.least_staging,
+                     agreement.ranks);
   Attempts attempt(invitation);
   if (agreement.island) join_library(invitation, offer, agreement, m.terms, wiring, attempt);
   if (!wiring.all_share_memory) share_no_memory(m, attempt);

@@ -70,12 +70,24 @@ void hold(bootstrap::Peer &process, Wiring &wiring) {
   if (process.lost.load(std::memory_order_acquire)) fail(Code::PeerLost, "{}", process.lost_text());
 }
 
-// What a rank's ballot carries: the size of the rank's staging memory, and from the first rank of an island the library's id.
-Blob staging_and_id(uint64_t staging, const Blob &id) {
-  Blob out(sizeof staging);
-  std::memcpy(out.data(), &staging, sizeof staging);
+// What a rank's ballot carries. From the first rank of an island the library's id follows.
+struct Means {
+  uint64_t staging = 0;        // bytes of the rank's staging memory
+  uint64_t round_trip_us = 0;  // to the rank that is farthest from this one, by TCP; 0: there is none
+};
+
+Blob pack(const Means &mine, const Blob &id) {
+  Blob out(sizeof mine);
+  std::memcpy(out.data(), &mine, sizeof mine);
   out.insert(out.end(), id.begin(), id.end());
   return out;
+}
+
+uint64_t longest_round_trip_us(std::span<bootstrap::Peer *const> processes) {
+  int64_t longest = 0;
+  for (const auto *process : processes)
+    if (process) longest = std::max(longest, process->round_trip_ns.load(std::memory_order_relaxed));
+  return static_cast<uint64_t>(longest / 1000);
 }
 
 void read_ballots(const Invitation &invitation, const Agreement &agreement, std::vector<Ballot> ballots, Wiring &wiring) {
@@ -83,12 +95,13 @@ void read_ballots(const Invitation &invitation, const Agreement &agreement, std:
   std::string without;  // memory
   for (size_t q = 0; q < ballots.size(); ++q) {
     Blob &extra = ballots[q].extra;
-    uint64_t theirs = 0;
+    Means theirs;
     if (extra.size() < sizeof theirs)
       fail(Code::Mismatch, "init of '{}': rank {} did not say what staging memory it has", invitation.name,
            agreement.number(q));
     std::memcpy(&theirs, extra.data(), sizeof theirs);
-    wiring.least_staging = std::min(wiring.least_staging, theirs);
+    wiring.least_staging = std::min(wiring.least_staging, theirs.staging);
+    wiring.round_trip_us = std::max(wiring.round_trip_us, theirs.round_trip_us);
     if (agreement.island && static_cast<size_t>(agreement.island->ranks[0]) == q)
       wiring.library_id.assign(extra.begin() + sizeof theirs, extra.end());
     if (ballots[q].vote == Ballot::Vote::NoMemory)
@@ -231,7 +244,7 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
   wiring.failed_elsewhere = context->ranks().making(offer.blob.index, agreement.ranks[0].epoch);
   mine.trouble = attempt.trouble();
   // A device may have pinned less of the staging memory than was wanted.
-  mine.extra = staging_and_id(context->arena().staging_limit(), id);
+  mine.extra = pack(Means{context->arena().staging_limit(), longest_round_trip_us(wiring.processes)}, id);
   read_ballots(invitation, agreement, vote(invitation, std::move(mine)), wiring);
   return wiring;
 }

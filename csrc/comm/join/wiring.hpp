@@ -21,6 +21,7 @@ struct Wiring {
   // What the ballots of all ranks have said.
   bool all_share_memory = true;  // where they are of one host
   uint64_t least_staging = 0;
+  uint64_t round_trip_us = 0;  // by TCP, of the two that are farthest from each other; 0: no two go by TCP
   bootstrap::Blob library_id;  // of this rank's island
 };
 // Collective: one vote, the proof that all ranks are connected and listen.

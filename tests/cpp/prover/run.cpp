@@ -890,8 +890,9 @@ class Run {
     const plan::Collective c = operations_[o].request.collective;
     const bool many = c == plan::Collective::AllGather || c == plan::Collective::ReduceScatter;
     const bool wide = topology::has_devices(topology_) || topology::has_libraries(topology_);
-    const uint64_t granted = (wide ? 256 : 64) * operations_[o].request.chunk_bytes;
-    return std::max(options_.credit_chunks * p.chunk * ratio(o), many ? granted : 0);
+    const bool far = operations_[o].request.far;
+    const uint64_t granted = (wide || far ? 256 : 64) * operations_[o].request.chunk_bytes;
+    return std::max(options_.credit_chunks * p.chunk * ratio(o), many || far ? granted : 0);
   }
 
   bool send(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {

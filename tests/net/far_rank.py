@@ -1,0 +1,24 @@
+"""One rank of test_far.py: what its communicator says of the way between the hosts, and whether collectives are right."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import isthmus
+from host_rank import right, wrong_blocks
+
+with isthmus.init() as comm:
+    said = comm.topology()
+    stages = comm.explain("all_reduce", nbytes=16 << 20).data["stages"]
+    print(
+        json.dumps(
+            {
+                "round_trip_us": said["round_trip_us"],
+                "far": said["far"],
+                "turns": max(stage["skew"] for stage in stages),
+                "right": all(right(comm, int(count)) for count in sys.argv[1:]) and not wrong_blocks(comm),
+            }
+        ),
+        flush=True,
+    )
