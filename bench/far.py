@@ -9,7 +9,7 @@ distance is far; they alternate.
 
     near      seconds with few chunks under way
     far       seconds with many
-    least     what crosses the cable one way / its rate, and a round trip (all_reduce) or half of one
+    least     what crosses the cable one way / its rate, and the delay; of an all_reduce a round trip at least
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ RANK = ROOT / "bench" / "far_rank.py"
 NEVER = "60000000"
 
 
-def run(hosts: Hosts, from_us: str | None, words: list[str]) -> dict[str, Any]:
-    settings = [{"ISTHMUS_INTERFACE": f"far{place}"} | ({"ISTHMUS_FAR_US": from_us} if from_us else {}) for place in (0, 1)]
-    ranks = hosts.start_on((0, 1), settings, *words, program=RANK)
+def run(hosts: Hosts, each: int, from_us: str | None, words: list[str]) -> dict[str, Any]:
+    places = [place for place in (0, 1) for _ in range(each)]
+    settings = [{"ISTHMUS_INTERFACE": f"far{place}"} | ({"ISTHMUS_FAR_US": from_us} if from_us else {}) for place in places]
+    ranks = hosts.start_on(places, settings, *words, program=RANK)
     try:
         said: dict[str, Any] = line(ranks[0])
         for rank in ranks:
@@ -44,34 +45,37 @@ def run(hosts: Hosts, from_us: str | None, words: list[str]) -> dict[str, Any]:
         end(ranks)
 
 
-def least(name: str, rate: float, delay: float) -> float:
-    """Seconds: of two ranks each sends the whole message in an all_reduce, and half of it in the others."""
+def least(name: str, each: int, rate: float, delay: float) -> float:
+    """Seconds. In an all_reduce a host sends the whole message, else half of it, and in an all_to_all that of each rank."""
     collective, mib = name.split()
-    crosses = int(mib) << 20
-    both_ways = collective == "all_reduce"
-    return crosses / (1 if both_ways else 2) / rate + delay * (2 if both_ways else 1)
+    parts = {"all_reduce": 2, "all_to_all": each}.get(collective, 1)
+    one_way = (int(mib) << 20) * parts / 2 / rate + delay
+    return max(one_way, 2 * delay) if collective == "all_reduce" else one_way
 
 
 def main() -> int:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--delays", type=float, nargs="+", default=[1, 10, 40], help="ms each way")
     flags.add_argument("--rate", type=float, default=125, help="of the cable, in 10^6 bytes a second")
+    flags.add_argument("--queue-ms", type=float, default=100, help="what the cable holds before it drops packets")
+    flags.add_argument("--each", type=int, default=1, help="ranks on each host")
     flags.add_argument("--mib", type=int, nargs="+", default=[1, 16, 64])
     flags.add_argument("--rounds", type=int, default=2)
     flags.add_argument("--repeats", type=int, default=4)
     flags.add_argument("--output", type=Path, default=ROOT / "bench" / "results" / "far.json")
     given = flags.parse_args()
     table: dict[str, Any] = circumstances()
-    table.update(rate_mbps=given.rate, rounds=given.rounds, repeats=given.repeats, cables=[])
+    table.update(rate_mbps=given.rate, queue_ms=given.queue_ms, ranks_each=given.each)
+    table.update(rounds=given.rounds, repeats=given.repeats, cables=[])
     words = [str(given.repeats), *map(str, given.mib)]
     with two_hosts() as hosts:
         for delay in given.delays:
             near: dict[str, list[float]] = {}
             far: dict[str, list[float]] = {}
-            with hosts.far_cable(delay_ms=delay, megabytes=given.rate):
+            with hosts.far_cable(delay, given.rate, given.queue_ms):
                 for _ in range(given.rounds):
                     for into, from_us in ((near, NEVER), (far, None)):
-                        said = run(hosts, from_us, words)
+                        said = run(hosts, given.each, from_us, words)
                         assert said["far"] == (into is far), said
                         for name, seconds in said["seconds"].items():
                             into.setdefault(name, []).extend(seconds)
@@ -79,7 +83,7 @@ def main() -> int:
             rows = []
             for name in near:
                 before, after = statistics.median(near[name]), statistics.median(far[name])
-                bound = least(name, given.rate * 1e6, delay * 1e-3)
+                bound = least(name, given.each, given.rate * 1e6, delay * 1e-3)
                 rows.append({"name": name, "near_s": sorted(near[name]), "far_s": sorted(far[name]), "least_s": bound})
                 print(
                     f"  {name:18} near {before * 1e3:8.1f} ms   far {after * 1e3:8.1f} [{min(far[name]) * 1e3:.1f}, "

@@ -131,9 +131,10 @@ class Hosts:
             subprocess.run(["tc", "-n", name, *words], check=True, capture_output=True, text=True, timeout=SOON)
 
     @contextmanager
-    def far_cable(self, delay_ms: float, megabytes: float) -> Iterator[None]:
+    def far_cable(self, delay_ms: float, megabytes: float, queue_ms: float = 100) -> Iterator[None]:
         """far0 and far1, the ends of one more cable, of so many 10^6 bytes a second and so long a delay each way."""
         words = [sys.executable, str(FAR_CABLE), *self.names, "--delay-ms", str(delay_ms), "--megabytes", str(megabytes)]
+        words += ["--queue-ms", str(queue_ms)]
         pipe = subprocess.PIPE
         with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as cable:
             try:

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 

@@ -58,12 +58,13 @@ void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ra
                    chunk_bytes, least, staging));
 }
 
-// A rank's ring is kFarSlots chunks then, each up to four times the setting; a quarter of the staging memory holds those of a process's ranks. Ranks of
-// devices have slots of their own number.
+// A rank's ring is kFarSlots chunks then, each up to four times the setting; a quarter of the staging memory holds those of a process's ranks. Where
+// ranks work on devices, slots are fewer and longer, and nothing of this holds.
 void Terms::choose_far(process::Context &context, const std::string &name, uint64_t round_trip, uint64_t from_us,
                        uint64_t staging, std::span<const RankBlob> ranks) {
   round_trip_us = round_trip;
-  if (round_trip == 0 || round_trip < from_us) return;
+  const bool on_host = std::all_of(ranks.begin(), ranks.end(), [](const RankBlob &r) { return r.info.device == "host"; });
+  if (!on_host || round_trip == 0 || round_trip < from_us) return;
   const uint64_t needed = 4 * plan::kFarSlots * 4 * chunk_bytes * most_in_a_process(ranks);
   far = needed <= staging;
   if (!far)

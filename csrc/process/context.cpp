@@ -33,7 +33,7 @@ struct Endings {
 };
 PerProcess<Endings> the_endings;
 constexpr std::chrono::seconds kMostAtExit{2};
-constexpr int kDescriptors = 4096;      // of a process with some hundred others
+constexpr int kDescriptors = 4096;      // for some two thousand other processes
 constexpr double kLeaveSeconds = 0.25;  // for what has been sent, and is still to leave this process
 
 void await_endings() noexcept {

@@ -47,7 +47,7 @@ class Succession {
   // The ranks have agreed that what is left of this epoch is the next one.
   void shrink() noexcept { shrinks_ = true; }
   bool shrinks() const noexcept { return shrinks_; }
-  // All ranks that go on have the next epoch, in the place of this one. So nobody waits to hear that this rank leaves, or why.
+  // All ranks that go on have the next epoch, in the place of this one. So that this rank leaves is in no haste (Departure).
   void go_over() noexcept { gone_over_ = true; }
   bool gone_over() const noexcept { return gone_over_; }
 

@@ -1,7 +1,6 @@
 // The table of settings, the flight recorder, time and deadlines, copies, and the tables of dtypes.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,16 +28,18 @@
 #include "base/error.hpp"
 #include "base/file_name.hpp"
 #include "base/fork.hpp"
-#include "base/handles.hpp"
 #include "base/streaming_copy.hpp"
 #include "base/log.hpp"
 #include "base/own_thread.hpp"
 #include "base/one_line.hpp"
 #include "base/recorder.hpp"
 #include "base/settings.hpp"
+#include "in_child.hpp"
 
 namespace isthmus {
 namespace {
+
+using isthmus_test::in_child;
 
 using Kind = SettingKind;
 
@@ -563,15 +564,6 @@ struct Counted {
 };
 PerProcess<Counted> counted;
 
-// In a child of this process.
-void in_child(const std::function<bool()> &holds) {
-  const pid_t pid = ::fork();
-  if (pid == 0) ::_exit(holds() ? 0 : 1);
-  int status = -1;
-  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
-  EXPECT_EQ(status, 0);
-}
-
 TEST(Fork, WhatWasMadeBeforeIsNotTheChildsAndWhatTheChildMakesIs) {
   const Birth parents;
   EXPECT_TRUE(parents.here());
@@ -635,42 +627,6 @@ bool is_whole(const Record &r) {
   return r.communicator == e.communicator && r.submitted_ns == e.submitted_ns && r.ended_ns == e.ended_ns &&
          r.bytes == e.bytes && r.peer_or_root == e.peer_or_root && r.collective == e.collective && r.dtype == e.dtype &&
          r.op == e.op && r.result == e.result;
-}
-
-// For how many descriptors the kernel has room for this process.
-int room_for_descriptors() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;)
-    if (int slots = 0; word == "FDSize:" && status >> slots) return slots;
-  return -1;
-}
-
-size_t open_descriptors() {
-  const std::filesystem::directory_iterator all("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(all), end(all)));
-}
-
-TEST(Descriptors, HaveRoomOnceAndForAllAndNoneIsLeftOpen) {
-  in_child([] {
-    const size_t open = open_descriptors();
-    const int before = room_for_descriptors();
-    make_room_for_descriptors(700);
-    const int once = room_for_descriptors();
-    make_room_for_descriptors(700);
-    return before < 700 && once >= 700 && room_for_descriptors() == once && open_descriptors() == open;
-  });
-}
-
-TEST(Descriptors, HaveRoomForAsManyAsTheProcessMayHave) {
-  in_child([] {
-    rlimit most{};
-    ::getrlimit(RLIMIT_NOFILE, &most);
-    most.rlim_cur = 200;
-    ::setrlimit(RLIMIT_NOFILE, &most);
-    make_room_for_descriptors(700);
-    const int room = room_for_descriptors();
-    return room >= 200 && room < 700;
-  });
 }
 
 TEST(Recorder, KeepsTheLastEntriesOldestFirst) {

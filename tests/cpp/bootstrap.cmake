@@ -4,6 +4,7 @@ endif()
 isthmus_test(test_bootstrap_mesh SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_mesh_test.cpp FLOORS bootstrap THREADS PROVES memory)
 isthmus_test(test_bootstrap_rendezvous SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_rendezvous_test.cpp FLOORS bootstrap
              THREADS PROVES memory)
+isthmus_test(test_bootstrap_streams SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_streams_test.cpp FLOORS bootstrap THREADS PROVES memory)
 isthmus_test(test_outbox SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/outbox_test.cpp FLOORS bootstrap PROVES memory)
 isthmus_test(test_silence SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_silence_test.cpp FLOORS bootstrap PROVES values)
 isthmus_test(test_ticket SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ticket_test.cpp FLOORS bootstrap THREADS PROVES memory)

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -105,6 +106,24 @@ struct Node {
     Settings settings;
     settings.apply(settings_text);
     mesh = std::make_unique<Mesh>(settings, events, arena.get(), kArena, hint);
+  }
+};
+
+inline const Bytes16 kKey{1, 2, 3}, kOtherKey{4, 5, 6};
+
+struct Pair {  // two nodes, connected with each other
+  Node a, b;
+  Peer *of_a = nullptr, *of_b = nullptr;  // a's view of b, b's view of a
+
+  void connect(bool shared = true, int streams = 0) {
+    auto other = std::async(std::launch::async,
+                            [&] { return &b.mesh->connect(a.mesh->self(), kKey, shared, streams, Deadline(soon())); });
+    of_a = &a.mesh->connect(b.mesh->self(), kKey, shared, streams, Deadline(soon()));
+    of_b = other.get();
+  }
+  void add_keys() {
+    a.mesh->add_key(kKey);
+    b.mesh->add_key(kKey);
   }
 };
 

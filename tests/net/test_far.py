@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hosts import Hosts, end, line, two_hosts
+from patience import SOON
 
 RANK = Path(__file__).with_name("far_rank.py")
 
@@ -47,6 +48,9 @@ def test_hosts_that_are_nearer_than_the_setting_says_are_not_far() -> None:
 def test_ranks_that_are_asked_for_unlike_distances_say_so() -> None:
     with two_hosts() as hosts:
         ranks = hosts.start_on((0, 1), [{"ISTHMUS_FAR_US": "0"}, {}], "7", program=RANK)
-        for rank in ranks:
-            _, error = rank.communicate(timeout=60)
-            assert "settings that must be equal on all ranks differ" in error and "ISTHMUS_FAR_US" in error
+        try:
+            for rank in ranks:
+                _, error = rank.communicate(timeout=SOON)
+                assert "settings that must be equal on all ranks differ" in error and "ISTHMUS_FAR_US" in error
+        finally:
+            end(ranks)
