@@ -30,12 +30,14 @@ COLLECTIVES = ("all_reduce", "all_gather", "sendrecv")
 SIZES = "8,8K,1M,16M"
 
 
-def times(bench: str, shape: list[str], sizes: list[str], timeout: float) -> dict[tuple[str, int], float]:
+def times(
+    bench: str, shape: list[str], sizes: list[str], timeout: float, variables: dict[str, str] | None = None
+) -> dict[tuple[str, int], float]:
     """Microseconds, by collective and size in bytes."""
     found: dict[tuple[str, int], float] = {}
     for size in sizes:
         asked = [",".join(COLLECTIVES), *shape, "-b", size, "-e", size, "-c", "0"]
-        for row in bench_json(bench, asked, timeout)["rows"]:
+        for row in bench_json(bench, asked, timeout, variables)["rows"]:
             found[row["collective"], row["size"]] = row["out_of_place"]["p50_us"]
     return found
 

@@ -1,15 +1,15 @@
-"""Collectives between hosts that are far apart, with few and with many chunks under way; writes bench/results/far.json.
+"""Collectives between hosts that are far apart, with little and with much under way; writes bench/results/far.json.
 
-    sudo .venv/bin/python bench/far.py             # two minutes; root, for network namespaces and TUN devices
+    sudo .venv/bin/python bench/far.py             # a quarter of an hour; root, for network namespaces and TUN devices
     sudo .venv/bin/python bench/far.py --repeats 1 # shows that the program runs
 
 Two network namespaces are the hosts. Between them lies a cable that this program makes (tests/far_cable.py): a rate, a delay
-each way, and a queue. The contenders are the same build with ISTHMUS_FAR_US at its default, and so high that no
-distance is far; they alternate.
+each way, and a queue. The contenders are the same build with other settings; they alternate.
 
-    near      seconds with few chunks under way
-    far       seconds with many
-    least     what crosses the cable one way / its rate, and the delay; of an all_reduce a round trip at least
+    near      seconds with few chunks under way, by one connection (ISTHMUS_FAR_US so high that no distance is far)
+    one       seconds with many chunks, by one connection (ISTHMUS_TCP_STREAMS=1)
+    far       seconds with many chunks, by as many connections as the distance asks for: the defaults
+    least     what crosses the cable one way / its rate, and the delay
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ from circumstances import circumstances  # noqa: E402
 from hosts import Hosts, end, line, two_hosts  # noqa: E402
 
 RANK = ROOT / "bench" / "far_rank.py"
-NEVER = "60000000"
+CONTENDERS = {
+    "near": {"ISTHMUS_FAR_US": "60000000", "ISTHMUS_TCP_STREAMS": "1"},
+    "one": {"ISTHMUS_TCP_STREAMS": "1"},
+    "far": {},
+}
 
 
-def run(hosts: Hosts, each: int, from_us: str | None, words: list[str]) -> dict[str, Any]:
+def run(hosts: Hosts, each: int, asked: dict[str, str], words: list[str]) -> dict[str, Any]:
     places = [place for place in (0, 1) for _ in range(each)]
-    settings = [{"ISTHMUS_INTERFACE": f"far{place}"} | ({"ISTHMUS_FAR_US": from_us} if from_us else {}) for place in places]
+    settings = [{"ISTHMUS_INTERFACE": f"far{place}"} | asked for place in places]
     ranks = hosts.start_on(places, settings, *words, program=RANK)
     try:
         said: dict[str, Any] = line(ranks[0])
@@ -49,8 +53,7 @@ def least(name: str, each: int, rate: float, delay: float) -> float:
     """Seconds. In an all_reduce a host sends the whole message, else half of it, and in an all_to_all that of each rank."""
     collective, mib = name.split()
     parts = {"all_reduce": 2, "all_to_all": each}.get(collective, 1)
-    one_way = (int(mib) << 20) * parts / 2 / rate + delay
-    return max(one_way, 2 * delay) if collective == "all_reduce" else one_way
+    return (int(mib) << 20) * parts / 2 / rate + delay
 
 
 def main() -> int:
@@ -60,8 +63,8 @@ def main() -> int:
     flags.add_argument("--queue-ms", type=float, default=100, help="what the cable holds before it drops packets")
     flags.add_argument("--each", type=int, default=1, help="ranks on each host")
     flags.add_argument("--mib", type=int, nargs="+", default=[1, 16, 64])
-    flags.add_argument("--rounds", type=int, default=2)
-    flags.add_argument("--repeats", type=int, default=4)
+    flags.add_argument("--rounds", type=int, default=5)
+    flags.add_argument("--repeats", type=int, default=3)
     flags.add_argument("--output", type=Path, default=ROOT / "bench" / "results" / "far.json")
     given = flags.parse_args()
     table: dict[str, Any] = circumstances()
@@ -70,26 +73,26 @@ def main() -> int:
     words = [str(given.repeats), *map(str, given.mib)]
     with two_hosts() as hosts:
         for delay in given.delays:
-            near: dict[str, list[float]] = {}
-            far: dict[str, list[float]] = {}
+            seconds: dict[str, dict[str, list[float]]] = {contender: {} for contender in CONTENDERS}
             with hosts.far_cable(delay, given.rate, given.queue_ms):
                 for _ in range(given.rounds):
-                    for into, from_us in ((near, NEVER), (far, None)):
-                        said = run(hosts, given.each, from_us, words)
-                        assert said["far"] == (into is far), said
-                        for name, seconds in said["seconds"].items():
-                            into.setdefault(name, []).extend(seconds)
+                    for contender, asked in CONTENDERS.items():
+                        said = run(hosts, given.each, asked, words)
+                        assert said["far"] == (contender != "near"), said
+                        for name, one in said["seconds"].items():
+                            seconds[contender].setdefault(name, []).append(one)
             print(f"{delay:g} ms each way, a round trip measured as {said['round_trip_us'] / 1e3:.1f} ms")
+            heads = "".join(f"{word:>24}" for word in (*CONTENDERS, "least"))
+            print(f"{'':20}{heads}   {said['streams']} connections")
             rows = []
-            for name in near:
-                before, after = statistics.median(near[name]), statistics.median(far[name])
+            for name in seconds["far"]:
                 bound = least(name, given.each, given.rate * 1e6, delay * 1e-3)
-                rows.append({"name": name, "near_s": sorted(near[name]), "far_s": sorted(far[name]), "least_s": bound})
-                print(
-                    f"  {name:18} near {before * 1e3:8.1f} ms   far {after * 1e3:8.1f} [{min(far[name]) * 1e3:.1f}, "
-                    f"{max(far[name]) * 1e3:.1f}]   {before / after:5.2f} times as fast   least {bound * 1e3:8.1f}"
-                )
+                row = {f"{contender}_s": sorted(seconds[contender][name]) for contender in CONTENDERS}
+                rows.append({"name": name, **row, "least_s": bound})
+                shown = [f"{statistics.median(s) * 1e3:.1f} [{s[0] * 1e3:.1f}, {s[-1] * 1e3:.1f}]" for s in row.values()]
+                print(f"  {name:18}" + "".join(f"{one:>24}" for one in shown) + f"{bound * 1e3:24.1f} ms")
             table["cables"].append({"delay_ms": delay, "round_trip_us": said["round_trip_us"], "rows": rows})
+            table["cables"][-1]["connections"] = said["streams"]
     given.output.write_text(json.dumps(table, indent=1) + "\n")
     return 0
 

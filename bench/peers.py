@@ -73,9 +73,9 @@ def mpirun(ranks: int, cores: int, arguments: list[str], yields: bool) -> list[s
     return [*command, sys.executable, str(ROOT / "bench" / "peers_worker.py"), *arguments]
 
 
-def run(command: list[str], timeout: float, capture: bool = False) -> str:
+def run(command: list[str], timeout: float, capture: bool = False, variables: dict[str, str] | None = None) -> str:
     """Runs a part; its progress goes to our stderr. Ends the run with the command's own words when it fails."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("ISTHMUS_")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ISTHMUS_")} | (variables or {})
     try:
         output = subprocess.PIPE if capture else None
         done = subprocess.run(command, timeout=timeout, env=environment, text=True, stdout=output)
@@ -103,11 +103,18 @@ def worker_part(
     return {"rows": rows, "versions": result["versions"], "command": shlex.join(command)}
 
 
-def bench_json(bench: str, arguments: list[str], timeout: float) -> Row:
+def bench_json(bench: str, arguments: list[str], timeout: float, variables: dict[str, str] | None = None) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "bench.json"
-        run([bench, *arguments, "--json", str(out)], timeout, capture=True)
+        run([bench, *arguments, "--json", str(out)], timeout, capture=True, variables=variables)
         return json.loads(out.read_text())
+
+
+def raw_exchange(bench: str, size: str | int, timeout: float, times: int = 3) -> Row:
+    """One TCP connection with nothing above it: so many bytes each way at once, and a ping-pong of 4 KiB."""
+    command = [bench, "--raw-tcp", "-b", "4K", "-n", str(times), "-e", str(size)]
+    figures: Row = json.loads(run(command, timeout, capture=True))
+    return figures
 
 
 def pair_row(part: str, collective: str, nbytes: int, seconds: dict[str, list[float]]) -> Row:
@@ -129,22 +136,19 @@ def c_part(bench: str, args: argparse.Namespace, collectives: tuple[str, ...]) -
 
 def tcp_part(bench: str, args: argparse.Namespace) -> Row:
     """Raw exchange and all_reduce over two islands, in turn, each round afresh."""
-    raw_command = [bench, "--raw-tcp", "-b", "4K", "-n", "3"]
     own_command = ["all_reduce", "--islands", "a:1,b:1", "--bridge", "tcp", "-w", "3"]
     large = (64 << 20,) if args.quick else (8 << 20, 64 << 20)
     rows: list[Row] = []
     for size in large:
         raw, own = [], []
         for _ in range(args.rounds):
-            figures = json.loads(run([*raw_command, "-e", str(size)], args.timeout, capture=True))
-            raw.append(size / figures["best_rate_bytes_per_s_each_way"])
+            raw.append(size / raw_exchange(bench, size, args.timeout)["best_rate_bytes_per_s_each_way"])
             result = bench_json(bench, [*own_command, "-b", str(size), "-e", str(size), "-n", "10"], args.timeout)
             own.append(result["rows"][0]["out_of_place"]["p50_us"] * 1e-6)
         rows.append(pair_row("tcp", "all_reduce", size, {"isthmus_c": own, "raw_exchange": raw}))
     small, trips = [], []
     for _ in range(args.rounds):
-        figures = json.loads(run([*raw_command, "-e", "64K"], args.timeout, capture=True))
-        trips.append(min(figures["round_trip_s"].values()))
+        trips.append(min(raw_exchange(bench, "64K", args.timeout)["round_trip_s"].values()))
         result = bench_json(bench, [*own_command, "-b", "4K", "-e", "4K", "-n", "3000"], args.timeout)
         small.append(result["rows"][0]["out_of_place"]["time_us"] * 1e-6)
     rows.append(pair_row("tcp", "all_reduce", 4096, {"isthmus_c": small, "raw_round_trip": trips}))

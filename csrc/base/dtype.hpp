@@ -53,6 +53,9 @@ constexpr DType accumulator(DType t) noexcept {
                                                                                                            : t;
 }
 
+// Bytes of a partial sum for each byte of data.
+inline size_t accumulator_ratio(DType t) noexcept { return dtype_size(accumulator(t)) / dtype_size(t); }
+
 // Whether a sum may be out of the range of `t` and inside that of its accumulator.
 constexpr bool is_short_ranged(DType t) noexcept {
   return t == DType::Float16 || t == DType::Float8E4M3FN || t == DType::Float8E5M2;

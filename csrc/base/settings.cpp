@@ -60,8 +60,9 @@ constexpr SettingRow kSettings[] = {
     {Setting::EagerBytes, "ISTHMUS_EAGER_BYTES", K::Bytes, "8K", 0, 65536, "", true,
      "largest contribution of one rank that takes the one-hop path"},
     {Setting::FarMicros, "ISTHMUS_FAR_US", K::Integer, "1000", 0, 60000000, "", true,
-     "round trip by TCP, in us, from which on up to 64 chunks of an operation of host memory are under way instead of 2: a "
-     "link carries no more in a round trip than is under way. 0: always"},
+     "round trip by TCP, in us, from which on up to 64 chunks of an operation of host memory are under way instead of 2, as "
+     "a "
+     "link carries no more in a round trip than is under way, and an all_reduce goes one way instead of two. 0: always"},
     {Setting::GroupWaitMs, "ISTHMUS_GROUP_WAIT_MS", K::Integer, "2", 0, 60000, "", false,
      "how long the end of a group of messages waits for the other sides to come to their own groups: to have the vendor's "
      "library carry what may go by it (ISTHMUS_LIBRARY_MESSAGES), and where the group sends more device memory on a stream "
@@ -141,9 +142,11 @@ constexpr SettingRow kSettings[] = {
      true},
     {Setting::TcpCreditBytes, "ISTHMUS_TCP_CREDIT_BYTES", K::Bytes, "16M", 65536, 1073741824, "", true,
      "bytes a peer may send on one communicator ahead of what was received"},
-    {Setting::TcpStreams, "ISTHMUS_TCP_STREAMS", K::Integer, "1", 0, 16, "", true,
+    {Setting::TcpStreams, "ISTHMUS_TCP_STREAMS", K::Integer, "-1", -1, 16, "", true,
      "TCP data connections for each pair of processes, spread over the addresses that both have (ISTHMUS_INTERFACE names "
-     "several interfaces); with two or more, one may be lost. 0: one for each such address",
+     "several interfaces); with two or more, one may be lost. 0: one for each such address. -1: one, and up to 8 to one "
+     "address over a long way, on which one connection cannot have enough under way (net.ipv4.tcp_wmem) for a gigabyte a "
+     "second",
      true},
     {Setting::Timeout, "ISTHMUS_TIMEOUT", K::Real, "300", 0.001, 1e9, "", false,
      "seconds: deadline of init and of each operation"},

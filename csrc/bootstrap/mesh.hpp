@@ -52,8 +52,11 @@ Bytes16 random_bytes16();
 
 // Called now and then by whoever waits. Throws where the wait is in vain.
 using Look = std::function<void()>;
+inline constexpr int64_t kLookNs = 20'000'000;  // between two calls, about
 
 inline constexpr int kMostStreams = 16;  // data connections of two processes
+// In the place of their number: the side that dials opens as many as the way's length asks for (streams_over()), to one address.
+inline constexpr int kStreamsByDistance = -1;
 
 struct Endpoint {     // how others reach a process. Travels in blobs.
   Bytes16 process{};  // random, one for each process
@@ -134,7 +137,7 @@ class Mesh {
   // The peer with this endpoint, connected by:
   //   - the control connection;
   //   - the shared arena, where `want_shared` and the host nominates the peer. Where that fails, a warning says why, and memory is unshared;
-  //   - `data_streams` TCP data connections, where the number is > 0 and the peer has none yet.
+  //   - `data_streams` TCP data connections, where the peer has none yet. 0: none. kStreamsByDistance: as the side that dials has it.
   // Both sides call connect(). The side with the smaller process id dials, and the other waits. Idempotent. Any thread; where another one connects
   // with that process, this one waits for it. Throws Error that names the peer's host and address at the deadline. `look` is asked every 20 ms
   // while the other side has not come.

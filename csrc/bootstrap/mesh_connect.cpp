@@ -1,31 +1,37 @@
 // connect(): the process with the smaller id dials, and the other waits for the dialer.
+#include <poll.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <exception>
 
 #include "base/lock.hpp"
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh_state.hpp"
+#include "bootstrap/streams_over.hpp"
 #include "net/socket.hpp"
 #include "net/wait.hpp"
 
 namespace isthmus::bootstrap {
 namespace {
 
-constexpr int64_t kLookNs = 20'000'000;    // between two calls of a Look
 constexpr int64_t kProbeNs = 500'000'000;  // how often the waiting side looks whether the dialer is still there
 
 Deadline next_look(Deadline deadline) { return Deadline::at_ns(std::min(deadline.ns(), now_ns() + kLookNs)); }
 
-// Those that came before the peer's greeting, when its token was not known.
-void drop_strangers(const Peer &peer, DataArrivals &arrivals) {
-  for (size_t i = 0; i < arrivals.fds.size(); ++i)
-    if (arrivals.fds[i] && arrivals.tokens[i] != peer.token) {
-      arrivals.fds[i].reset();
+// Those that came before the peer's greeting, when its token was not known; and those of an attempt that the peer has given up.
+void drop_useless(const Peer &peer, DataArrivals &arrivals) {
+  for (size_t i = 0; i < arrivals.fds.size(); ++i) {
+    UniqueFd &fd = arrivals.fds[i];
+    if (fd && arrivals.tokens[i] != peer.token) {
+      fd.reset();
       refuse_stranger();
+    } else if (pollfd one{fd.get(), POLLRDHUP, 0}; fd && ::poll(&one, 1, 0) > 0) {
+      fd.reset();
     }
+  }
 }
 
 void note_round_trip(Peer &peer) noexcept {
@@ -43,6 +49,26 @@ void note_reached(const Peer &peer, Absence &absence) {
         if (listens.same_host(other)) absence.add(listens);
     } catch (const Error &) {  // the connection has ended already
     }
+}
+
+DataPlan data_plan(int streams, int64_t round_trip_ns) {
+  const bool by_distance = streams == kStreamsByDistance, long_way = round_trip_ns >= kLongWayNs;
+  if (by_distance) streams = long_way ? streams_over(round_trip_ns, net::most_under_way()) : 1;
+  return {streams, !by_distance, long_way};
+}
+
+// The data connections to a peer. What it returns ends the caller, and all of them are there: the peer has them as well, so they are kept for whoever
+// connects next. Throws where some are not.
+std::exception_ptr dial_data(const Dialer &dialer, const Peer &peer, const Bytes16 &key, const DataPlan &plan,
+                             Deadline deadline, const Look &look, std::vector<DialedStream> &out) {
+  try {
+    dialer.data(peer, key, plan, deadline, look, out);
+    return nullptr;
+  } catch (...) {
+    const auto made = [](const DialedStream &one) { return static_cast<bool>(one.fd); };
+    if (out.empty() || !std::all_of(out.begin(), out.end(), made)) throw;
+    return std::current_exception();
+  }
 }
 
 }  // namespace
@@ -115,25 +141,26 @@ Peer *Mesh::State::await_control(const Endpoint &e, Deadline deadline, const Loo
 
 std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, Deadline deadline, const Look &look) {
   const Bytes16 &process = peer.endpoint.process;
+  const bool as_dialed = streams == kStreamsByDistance;
   const auto complete = [&]() ISTHMUS_REQUIRES(mutex) {
     const auto at = data_arrivals.find(process);
-    if (at != data_arrivals.end()) drop_strangers(peer, at->second);
-    return at != data_arrivals.end() && (at->second.count != static_cast<uint32_t>(streams) ||
+    if (at != data_arrivals.end()) drop_useless(peer, at->second);
+    return at != data_arrivals.end() && ((!as_dialed && at->second.count != static_cast<uint32_t>(streams)) ||
                                          std::all_of(at->second.fds.begin(), at->second.fds.end(),
                                                      [](const UniqueFd &fd) { return static_cast<bool>(fd); }));
   };
   const auto over = [&]() ISTHMUS_REQUIRES(mutex) { return complete() || peer.lost.load(std::memory_order_acquire); };
   while (!net::wait_ready(changed, mutex, next_look(deadline), over)) {
     if (deadline.passed())
-      fail(Code::Timeout, "{} did not open its {} data streams within {:g} s; a firewall may stand between",
-           process_text(peer.endpoint), streams, deadline.seconds());
+      fail(Code::Timeout, "{} did not open its{} data streams within {:g} s; a firewall may stand between",
+           process_text(peer.endpoint), as_dialed ? "" : formatted(" {}", streams), deadline.seconds());
     const Unlocked outside(mutex);
     if (look) look();
   }
   if (!complete()) throw Error(Code::PeerLost, peer.lost_text());
   DataArrivals d = std::move(data_arrivals[process]);
   data_arrivals.erase(process);
-  if (d.count != static_cast<uint32_t>(streams))
+  if (!as_dialed && d.count != static_cast<uint32_t>(streams))
     fail(Code::Mismatch,
          "{} opens {} data streams, this process expects {}; set ISTHMUS_TCP_STREAMS to one value everywhere",
          process_text(peer.endpoint), d.count, streams);
@@ -148,7 +175,7 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
   State &s = *state_;
   const Bytes16 process = endpoint.process;
   if (process == s.self.process) fail(Code::Argument, "a process cannot connect to itself");
-  if (data_streams < 0 || data_streams > kMostStreams)
+  if (data_streams < kStreamsByDistance || data_streams > kMostStreams)
     fail(Code::Argument, "{} data streams; at most {}", data_streams, kMostStreams);
 
   const Lock lock(s.mutex);
@@ -187,18 +214,25 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
       ISTHMUS_WARN("no shared memory with {}, which is on this host: {}; TCP is used instead", process_text(endpoint),
                    entry.shared.why);
   }
-  if (data_streams > 0 && !entry.has_data) {
+  if (data_streams != 0 && !entry.has_data) {
+    std::exception_ptr ended;
     if (dials) {
-      for (DialedStream &one : unlocked([&] { return s.dialer.data(*peer, key, data_streams, deadline, look); })) {
-        peer->data.push_back(std::move(one.fd));
-        entry.ways.push_back(one.address);
-      }
+      const auto round_trip_ns = [&] {  // over the way that the control connection goes
+        Peer::State &p = *peer->state_;
+        const Lock its(p.mutex);
+        return p.control ? net::least_round_trip_ns(p.control.get()) : 0;
+      };
+      const DataPlan plan = data_plan(data_streams, round_trip_ns());
+      std::vector<DialedStream> dialed;
+      ended = unlocked([&] { return dial_data(s.dialer, *peer, key, plan, deadline, look, dialed); });
+      for (auto &[fd, address] : dialed) peer->data.push_back(std::move(fd)), entry.ways.push_back(address);
     } else {
       peer->data = s.await_data(*peer, data_streams, deadline, look);
     }
     entry.has_data = true;
     note_reached(*peer, entry.absence);
     note_round_trip(*peer);
+    if (ended) std::rethrow_exception(ended);
   }
   return *peer;
 }

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <numeric>
 #include <optional>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "bootstrap/control_wire.hpp"
 #include "bootstrap/host.hpp"
+#include "bootstrap/side_by_side.hpp"
 #include "net/socket.hpp"
 #include "net/wait.hpp"
 
@@ -212,10 +214,28 @@ UniqueFd Dialer::control_again(const Endpoint &e, const Bytes16 &key, uint32_t n
   return fd;
 }
 
-std::vector<DialedStream> Dialer::data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline,
-                                       const Look &look) const {
-  const Endpoint &e = peer.endpoint;
-  std::vector<net::Address> addresses = addresses_of(e);
+DialedStream Dialer::stream_to(const Peer &peer, const Bytes16 &key, std::span<const net::Address> addresses,
+                               const StreamNumber &number, Deadline deadline, const Look &look) const {
+  std::string last;
+  for (;;) {
+    try {
+      if (DialedStream one; stream(peer, key, {addresses.begin(), addresses.end()}, number, deadline, one, last)) return one;
+    } catch (const Error &error) {
+      if (error.code() != Code::PeerLost && error.code() != Code::Timeout) throw;
+      last = error.text();
+    }
+    if (peer.lost.load(std::memory_order_acquire)) throw Error(Code::PeerLost, peer.lost_text());
+    if (deadline.passed())
+      fail(Code::Timeout, "could not open data stream {} of {} to {} within {:g} s: {}", number.index, number.count,
+           process_text(peer.endpoint), deadline.seconds(), last);
+    if (look) look();
+    net::sleep_until(Deadline::at_ns(std::min(deadline.ns(), now_ns() + 20'000'000)));
+  }
+}
+
+void Dialer::data(const Peer &peer, const Bytes16 &key, const DataPlan &plan, Deadline deadline, const Look &look,
+                  std::vector<DialedStream> &out) const {
+  std::vector<net::Address> addresses = addresses_of(peer.endpoint);
   // Those that Endpoint::ways_to() counts come first: of IPv4 where both sides have it.
   const auto of_ipv4 = [](const net::Address &a) { return a.family() == AF_INET; };
   const std::vector<net::Address> own = addresses_of(self_);
@@ -223,34 +243,24 @@ std::vector<DialedStream> Dialer::data(const Peer &peer, const Bytes16 &key, int
   const auto others =
       std::stable_partition(addresses.begin(), addresses.end(), [&](const net::Address &a) { return of_ipv4(a) == ipv4; });
   const size_t ways = others == addresses.begin() ? addresses.size() : static_cast<size_t>(others - addresses.begin());
-  std::vector<DialedStream> out;
-  std::string last;
-  while (out.size() < static_cast<size_t>(streams)) {
-    try {
-      // Each stream has an address of its own, as far as there are some, and takes another one where that leads nowhere.
-      auto turned = addresses;
-      if (ways != 0) {
-        const auto begin = turned.begin();
-        std::rotate(begin, begin + static_cast<std::ptrdiff_t>(out.size() % ways),
-                    begin + static_cast<std::ptrdiff_t>(ways));
-      }
-      const StreamNumber number{static_cast<uint32_t>(out.size()), static_cast<uint32_t>(streams), 0};
-      if (DialedStream one; stream(peer, key, std::move(turned), number, deadline, one, last)) {
-        out.push_back(std::move(one));
-        continue;
-      }
-    } catch (const Error &error) {
-      if (error.code() != Code::PeerLost && error.code() != Code::Timeout) throw;
-      last = error.text();
+  const auto count = static_cast<size_t>(plan.streams);
+  out.resize(count);
+  const auto one = [&](size_t i, const Look &its) {
+    // Each stream has an address of its own, as far as there are some, and takes another one where that leads nowhere.
+    auto turned = addresses;
+    if (ways != 0 && plan.all_ways) {
+      const auto begin = turned.begin();
+      std::rotate(begin, begin + static_cast<std::ptrdiff_t>(i % ways), begin + static_cast<std::ptrdiff_t>(ways));
     }
-    if (peer.lost.load(std::memory_order_acquire)) throw Error(Code::PeerLost, peer.lost_text());
-    if (deadline.passed())
-      fail(Code::Timeout, "could not open data stream {} of {} to {} within {:g} s: {}", out.size(), streams,
-           process_text(e), deadline.seconds(), last);
-    if (look) look();
-    net::sleep_until(Deadline::at_ns(std::min(deadline.ns(), now_ns() + 20'000'000)));
-  }
-  return out;
+    const StreamNumber number{static_cast<uint32_t>(i), static_cast<uint32_t>(count), 0};
+    out[i] = stream_to(peer, key, turned, number, deadline, its);
+  };
+  std::vector<size_t> all(count);
+  std::iota(all.begin(), all.end(), size_t{0});
+  SideBySide side_by_side(std::move(all), plan.at_once ? count : 1, one, look);
+  side_by_side.take_part();
+  side_by_side.await();
+  if (const auto failed = side_by_side.take_failed(); !failed.empty()) std::rethrow_exception(failed[0].why);
 }
 
 }  // namespace isthmus::bootstrap

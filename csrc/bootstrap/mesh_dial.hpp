@@ -10,6 +10,7 @@
 // Over TCP no arena is passed, and the Intro ends the greeting.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "bootstrap/arena_offer.hpp"
@@ -36,6 +37,13 @@ struct DialedStream {
   net::Address address;
 };
 
+// The data connections of two processes.
+struct DataPlan {
+  int streams = 1;
+  bool all_ways = false;  // over as many of the peer's addresses as answer; else all to the first that does
+  bool at_once = false;   // dialed side by side: each dialogue is some four times the way
+};
+
 // Which of the streams between two processes a connection is.
 struct StreamNumber {
   uint32_t index = 0, count = 0;
@@ -53,9 +61,9 @@ class Dialer {
   // Dials again until the deadline, while the peer may still come. Throws Error(Timeout), Error(Auth) where the peer refuses the key for
   // long, Error(PeerLost) where nobody listens at the endpoint any more. `look`: asked between two attempts.
   Arrival control(const Endpoint &e, const Bytes16 &key, Deadline deadline, const Look &look) const;
-  // The data connections, in their order, over as many of the peer's addresses as answer. Throws Error.
-  std::vector<DialedStream> data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline,
-                                 const Look &look) const;
+  // The data connections, in their order. Throws Error; `out` may be complete nevertheless, and then the peer has them.
+  void data(const Peer &peer, const Bytes16 &key, const DataPlan &plan, Deadline deadline, const Look &look,
+            std::vector<DialedStream> &out) const;
   // One data connection, by the first of the addresses that leads to the peer. False: none does, and `why` says so. Throws Error.
   bool stream(const Peer &peer, const Bytes16 &key, std::vector<net::Address> addresses, const StreamNumber &number,
               Deadline deadline, DialedStream &out, std::string &why) const;
@@ -70,6 +78,9 @@ class Dialer {
   // answered, and none of the addresses was the endpoint's.
   bool connect_as(const Endpoint &e, net::ConnectRace &race, const Bytes16 &key, net::Hello hello, Deadline deadline,
                   UniqueFd &fd, size_t &which) const;
+  // A data connection, dialed again until the deadline.
+  DialedStream stream_to(const Peer &peer, const Bytes16 &key, std::span<const net::Address> addresses,
+                         const StreamNumber &number, Deadline deadline, const Look &look) const;
   Arrival local(const Endpoint &e, const Bytes16 &key, UniqueFd fd, Deadline deadline) const;
 
   const Endpoint &self_;

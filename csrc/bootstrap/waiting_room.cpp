@@ -14,7 +14,6 @@ namespace isthmus::bootstrap {
 namespace {
 
 constexpr int64_t kEnterNs = 5'000'000'000;  // the time that a process has to say Enter
-constexpr int64_t kLookNs = 20'000'000;      // between two looks of who waits for processes
 
 // It has been read to the end of what it said, so closing loses nothing of these words.
 void let_go(Newcomer &one, const Status &why) noexcept {

@@ -62,6 +62,7 @@ PlanChoice PlanCache::choose(const Shape &shape) const {
   if (is_varying(c) && flat && !terms_.devices) p.max_slots = 16;
   if (terms_.fixed_rings || (terms_.devices && !flat)) p.max_slots = plan::kDeviceSlots;
   p.far = terms_.far;
+  if (p.far) p.way_bytes = terms_.way_bytes();
   if (shape.device) p.reach = terms_.reach;
   p.stream_bytes = terms_.stream_bytes;
   return {p, goes_by_cells(shape, p) ? Path::OneHop : Path::Plan};

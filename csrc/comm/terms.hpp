@@ -17,6 +17,9 @@ namespace isthmus::comm {
 // The most bytes of a ring at a fixed place, of the staging memory of a process.
 inline uint64_t most_fixed_ring(uint64_t staging) noexcept { return staging / 16 / 4096 * 4096; }
 
+// What a network of 10^9 bits a second carries in a microsecond: hosts that are far apart mostly have one as fast.
+inline constexpr uint64_t kFarBytesPerUs = 125;
+
 struct Terms {
   uint64_t eager_bytes = 0, chunk_bytes = 0;
   uint64_t stream_bytes = 32 << 20;  // outputs of that many bytes and more are written past the caches. Of this rank's host
@@ -30,8 +33,9 @@ struct Terms {
   // reaches on all ranks.
   bool fixed_rings = false;
   uint64_t ring_bytes = 0, recv_slots = 0, reach = 0;
-  uint64_t round_trip_us = 0;     // by TCP, of the two ranks that are farthest from each other
-  bool far = false;               // that is so long that many chunks are to be under way (plan::Request::far)
+  uint64_t round_trip_us = 0;  // by TCP, of the two ranks that are farthest from each other
+  bool far = false;            // that is so long that many chunks are to be under way (plan::Request::far)
+  uint64_t way_bytes() const noexcept { return round_trip_us / 2 * kFarBytesPerUs; }  // of plan::Request
   std::vector<std::string> lost;  // fast paths for which there was no room
 
   // Notes that a path of Lost is not taken. The log says so once in a process: later communicators mostly lose the same path.

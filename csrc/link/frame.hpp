@@ -103,7 +103,14 @@ class Link {
   // `theirs` is the peer's index of the membership, as in our outgoing headers. `source` is our rank, since other ranks of this process may
   // send to the same index.
   virtual void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) = 0;
-  virtual bool idle() const noexcept = 0;  // nothing is queued, and nothing is half written
+  // What a process that ends now may lose of what was posted: what is queued, half written, or under way where it may yet be lost. Only with the turn.
+  struct Left {
+    bool any = false;
+    int64_t through =
+        0;  // bytes of all that was posted, which this process need not hold any more. Rises as it goes on, and may fall
+  };
+  virtual Left left() const noexcept = 0;
+  bool idle() const noexcept { return !left().any; }
   // Whether progress() would find nothing to do just now. May be asked without the turn, which costs more than this look.
   virtual bool quiet() const noexcept { return false; }
   // Adds what a thread is to sleep on (nothing for links through memory). Returns how long at most.

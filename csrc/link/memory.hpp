@@ -52,7 +52,7 @@ class ShmLink final : public Link {
   void post(Outgoing &out) noexcept override;
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
-  bool idle() const noexcept override { return queue_.empty(); }
+  Left left() const noexcept override { return {!queue_.empty(), 0}; }
   bool quiet() const noexcept override;
   void let_go() noexcept override { dead_ = true; }
   int64_t descriptors(std::vector<pollfd> &) const override { return kAnyTime; }
@@ -81,7 +81,7 @@ class LocalLink final : public Link {
   void post(Outgoing &out) noexcept override;
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
-  bool idle() const noexcept override { return queue_.empty() && waiting_.empty(); }
+  Left left() const noexcept override { return {!queue_.empty() || !waiting_.empty(), 0}; }
   bool quiet() const noexcept override { return idle(); }
   int64_t descriptors(std::vector<pollfd> &) const override { return kAnyTime; }
   const char *name() const noexcept override { return "local"; }

@@ -15,9 +15,12 @@ FrameHeader make_note(uint8_t kind) noexcept {
 
 }  // namespace
 
-StreamBook::StreamBook(size_t streams) : ledgers_(streams) {
-  if (streams > 1)
-    for (Ledger &l : ledgers_) l.owed.make();
+StreamBook::StreamBook(size_t streams, uint64_t room) : ledgers_(streams) {
+  if (streams < 2) return;
+  for (Ledger &l : ledgers_) {
+    l.owed.make();
+    if (room != 0) l.room.make(room);
+  }
 }
 
 void StreamBook::choose_leader(size_t candidate) noexcept {
@@ -105,9 +108,15 @@ OwedPiece *StreamBook::again(size_t s, int64_t now_ns) noexcept {
   return &now;
 }
 
-bool StreamBook::owes() const noexcept {
-  return !again_.empty() || !again_ordered_.empty() ||
-         std::any_of(ledgers_.begin(), ledgers_.end(), [](const Ledger &l) { return l.owed.size() != 0; });
+StreamBook::Owes StreamBook::owes() const noexcept {
+  const bool waits = !again_.empty() || !again_ordered_.empty();
+  Owes owes{waits, waits};
+  for (const Ledger &l : ledgers_) {
+    if (l.owed.size() == 0) continue;
+    owes.any = true;
+    owes.again = owes.again || !l.settled;
+  }
+  return owes;
 }
 
 void StreamBook::settle(Ledger &l) {
@@ -117,6 +126,7 @@ void StreamBook::settle(Ledger &l) {
   std::deque<OwedPiece> ordered;
   while (l.owed.size() != 0) {
     const OwedPiece p = l.owed.pop();
+    if (p.kept != 0) ledgers_[p.keeper].room.scatter();
     if (!p.gone) (p.ordered ? ordered : again_).push_back(p);
   }
   // They are older than what is left of an earlier loss.
@@ -167,16 +177,11 @@ void StreamBook::tell_all(size_t about) noexcept {
     if (l.connected) l.say |= 1u << about;
 }
 
-void StreamBook::ended(Ledger &l, uint32_t generation, uint64_t frames) noexcept {
-  if (l.last.frames != 0) l.before = l.last;
-  l.last = {generation, frames};
-}
-
 void StreamBook::end(size_t s) noexcept {
   Ledger &l = ledgers_[s];
   l.connected = false;
   l.say = 0;
-  ended(l, l.generation, l.had);
+  l.ended(l.generation, l.had);
   if (l.settled) l.owed_generation = l.generation;
   l.settled = false;
   tell_all(s);

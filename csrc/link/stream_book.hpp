@@ -32,10 +32,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <vector>
 
+#include "link/copy_room.hpp"
 #include "link/frame.hpp"
 
 namespace isthmus::link {
@@ -48,6 +50,8 @@ struct OwedPiece {
   uint32_t copied = 0;      // bytes of the book's copies that the piece holds
   bool ordered = false;
   bool gone = false;  // cancelled: goes by no other stream
+  uint32_t kept = 0;  // bytes of the room of stream `keeper` that the piece holds
+  uint32_t keeper = 0;
 };
 
 // The notes have a frame's header. These kinds are no FrameKind, and no sink sees them.
@@ -69,7 +73,8 @@ constexpr bool is_quiet(const FrameHeader &h) noexcept { return is_bare(h.kind) 
 class StreamBook {
  public:
   static constexpr size_t kMostStreams = 16;
-  explicit StreamBook(size_t streams);
+  // `room`: bytes of each stream for copies of what it owes. Over a long way a sender had better not wait for the confirmation.
+  explicit StreamBook(size_t streams, uint64_t room = 0);
   bool connected(size_t s) const noexcept { return ledgers_[s].connected; }
   bool up(size_t s) const noexcept { return ledgers_[s].connected && ledgers_[s].settled; }
   uint32_t generation(size_t s) const noexcept { return ledgers_[s].generation; }  // of the last connection
@@ -94,8 +99,16 @@ class StreamBook {
   OwedPiece &give(size_t s, const OwedPiece &piece, int64_t now_ns) noexcept;
   // A piece that goes again, from now on owed by this stream, which has_room(); null: there is none for it.
   OwedPiece *again(size_t s, int64_t now_ns) noexcept;
-  // Whether anything given has neither been confirmed nor cancelled.
-  bool owes() const noexcept;
+  // Copies what stream s owes, all of which was written, as far as there is room. `done(piece)` is called for each piece: nobody reads its sender's
+  // memory any more.
+  template <class Done>
+  void copy_owed(size_t s, Done done);
+  // Whether anything given has neither been confirmed nor cancelled; and whether some of it was given to a stream that is lost, and waits for another
+  // one or for word of what had come.
+  struct Owes {
+    bool any = false, again = false;
+  };
+  Owes owes() const noexcept;
 
   // ---- what this end receives
   // A frame has come. False: no frame may come by the stream now.
@@ -107,7 +120,7 @@ class StreamBook {
   bool to_tell(size_t s) const noexcept;  // whether there is one
   enum class Heard : uint8_t { Well, Ended, Fault };
   // A note that came by stream s. Ended: the connection of stream `note.slot` has ended, and the caller closes it. `done(piece)` is called for
-  // each piece that has come and was not cancelled. Fault: the other end counts wrongly.
+  // each piece that has come and was not cancelled, and for each that copy_owed() had copied (`kept` is not 0). Fault: the other end counts wrongly.
   template <class Done>
   Heard heard(size_t s, const FrameHeader &note, int64_t now_ns, Done done);
 
@@ -172,14 +185,18 @@ class StreamBook {
     uint64_t had = 0, told = 0;  // frames that have come by the last connection, and of which the other end was told
     uint64_t quiet_bytes = 0;    // that have come since
     Pace pace;
-    Had last, before;  // the two counts of a Lost note
+    CopyRoom room;
+    Had last, before;                                    // the two counts of a Lost note
+    void ended(uint32_t of, uint64_t frames) noexcept {  // a connection of that generation
+      if (last.frames != 0) before = last;
+      last = {of, frames};
+    }
   };
 
   template <class Done>
   bool confirm(Ledger &l, uint64_t count, int64_t now_ns, Done done);
   void settle(Ledger &l);  // what the ledger still owes goes again
   void choose_leader(size_t candidate) noexcept;
-  void ended(Ledger &l, uint32_t generation, uint64_t frames) noexcept;
   void tell_all(size_t about) noexcept;
 
   std::vector<Ledger> ledgers_;
@@ -195,8 +212,9 @@ bool StreamBook::confirm(Ledger &l, uint64_t count, int64_t now_ns, Done done) {
   for (; l.confirmed < count; ++l.confirmed) {
     const OwedPiece p = l.owed.pop();
     copies_freed_ += p.copied;
+    if (p.kept != 0) ledgers_[p.keeper].room.give_back(p.kept);
     if (!is_quiet(p.header)) l.pace.confirm(p.header.bytes, now_ns);
-    if (p.out) done(p);
+    if (p.out || p.kept != 0) done(p);
   }
   return true;
 }
@@ -221,10 +239,27 @@ StreamBook::Heard StreamBook::heard(size_t s, const FrameHeader &note, int64_t n
     settle(l);
   }
   if (note.epoch - 1 > std::max(l.last.generation, l.generation)) {  // of a connection that this end has never had
-    ended(l, note.epoch - 1, 0);
+    l.ended(note.epoch - 1, 0);
     tell_all(about);
   }
   return ends ? Heard::Ended : Heard::Well;
+}
+
+template <class Done>
+void StreamBook::copy_owed(size_t s, Done done) {
+  Ledger &l = ledgers_[s];
+  for (size_t i = 0; i < l.owed.size(); ++i) {
+    OwedPiece &p = l.owed[i];
+    if (!p.out) continue;
+    std::byte *const to = l.room.take(p.header.bytes, p.kept);
+    if (!to) return;
+    std::memcpy(to, p.data, p.header.bytes);
+    p.keeper = static_cast<uint32_t>(s);
+    p.data = to;
+    const OwedPiece was = p;
+    p.out = nullptr;
+    done(was);
+  }
 }
 
 template <class Match, class Drop>

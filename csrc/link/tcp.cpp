@@ -10,6 +10,7 @@
 #include "base/assert.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "link/tcp_stream.hpp"
 #include "net/socket.hpp"
 
 namespace isthmus::link {
@@ -22,65 +23,29 @@ constexpr size_t kBurst =
 
 constexpr size_t kWorth = 32 * 1024;        // less than this of a piece is no reason to look again at once
 constexpr uint32_t kLowWater = 128 * 1024;  // a sleeper within a payload is woken for so much of it, or for its end
-constexpr int kUnsent = 256 * 1024;         // bytes in the kernel that it has not sent: enough until the writer is awake
 constexpr int64_t kAskAgain = 250'000;      // a deferred frame is offered again after so long
+
+constexpr uint64_t kRoom = 4 * 1024 * 1024;  // bytes of a stream: as much as a kernel mostly lets it have under way
 
 constexpr int64_t kMute =
     500'000'000;  // once no stream can be written, what has come may be read for so long without a byte
 constexpr int64_t kComesAgain =
     3'000'000'000;  // once a stream was taken for silent: a link without any waits for a new connection for so long
 
+// A piece of it has come, or nobody sends it any more.
+void confirmed(Outgoing &out) noexcept {
+  if (--out.pieces == 0 && out.cut == out.header.total) finish(out);
+}
+
 }  // namespace
 
-struct TcpLink::SocketStream {
-  size_t index = 0;
-  UniqueFd socket;
-  std::atomic<int> fd{-1};        // the same, for sleepers
-  std::atomic<bool> over{false};  // nothing more comes from the stream; read by sleepers
-  bool mute = false;              // nothing can be written to the stream any more
-  std::string why;                // it is mute
-  StreamSilence silence;
-  TcpReader in;
-  // The piece that is being written.
-  bool writing = false;
-  bool note = false;        // it is one (link/stream_book.hpp)
-  Outgoing *out = nullptr;  // whose the piece is; nullptr: the operation was cancelled, or has ended, and owns nothing here
-  FrameHeader header;
-  const std::byte *data = nullptr;
-  uint64_t sent = 0;              // of header and payload
-  std::vector<std::byte> rest;    // of a cancelled operation: a copy of what is still to be sent, so the frame stays whole
-  std::atomic<bool> full{false};  // the last write would have blocked; read by sleepers
-
-  SocketStream(HalfPayloads *half, int64_t delay_ns) : silence(delay_ns), in(half) {}
-  void connect(UniqueFd connection) {
-    fd.store(connection.get(), std::memory_order_relaxed);
-    net::limit_unsent(connection.get(), kUnsent);
-    socket = std::move(connection);
-    mute = false;
-    silence.begin(now_ns());
-    full.store(false, std::memory_order_relaxed);
-    over.store(false, std::memory_order_release);
-  }
-  // `count`: of the streams that have a piece half written.
-  void begin(const FrameHeader &h, const std::byte *bytes, Outgoing *whose, std::atomic<uint32_t> &count) noexcept {
-    header = h;
-    data = bytes;
-    out = whose;
-    sent = 0;
-    note = false;
-    writing = true;
-    count.fetch_add(1, std::memory_order_relaxed);
-  }
-  void stop(std::atomic<uint32_t> &count) noexcept {
-    writing = false;
-    out = nullptr;
-    rest = {};
-    count.fetch_sub(1, std::memory_order_relaxed);
-  }
-};
-
-TcpLink::TcpLink(std::vector<UniqueFd> sockets, int64_t delay_ns)
-    : several_(sockets.size() > 1), book_(sockets.size()), news_(sockets.size()), interfaces_(sockets.size()) {
+TcpLink::TcpLink(std::vector<UniqueFd> sockets, int64_t delay_ns, int64_t long_way_ns)
+    : several_(sockets.size() > 1),
+      long_way_(several_ && long_way_ns > 0),
+      book_(sockets.size(), long_way_ ? kRoom : 0),
+      news_(sockets.size()),
+      interfaces_(sockets.size()),
+      windows_(long_way_ns) {
   ISTHMUS_ASSERT(sockets.size() <= StreamBook::kMostStreams, "the book has a bit for each stream");
   for (auto &fd : sockets) {
     streams_.push_back(std::make_unique<SocketStream>(several_ ? &half_ : nullptr, delay_ns));
@@ -107,10 +72,6 @@ void TcpLink::post(Outgoing &out) noexcept {
 }
 
 // ---- writing -------------------------------------------------------------------------------------------------------------------------
-
-void TcpLink::confirmed(Outgoing &out) noexcept {
-  if (--out.pieces == 0 && out.cut == out.header.total) finish(out);
-}
 
 // A note, or a piece that was given to a stream that is lost.
 bool TcpLink::next_owed(SocketStream &s) {
@@ -144,9 +105,17 @@ bool TcpLink::next_piece(SocketStream &s) {
   h.offset = bare ? 0 : out->cut;
   h.bytes = static_cast<uint32_t>(std::min<uint64_t>(rest, ordered ? kMaxPayload : kPiece));
   const int64_t now = several_ ? now_ns() : 0;
-  if (several_ && !ordered) {
+  if (several_ && !ordered && !long_way_) {
     const uint64_t waiting = bulk_bytes_.load(std::memory_order_relaxed);
     if (!book_.takes_bulk(s.index, h.bytes, std::max<uint64_t>(waiting, h.bytes), now)) return false;
+  }
+  if (long_way_ && !ordered) {
+    const auto may = [&](size_t o) {  // a socket that is full may stay so: the peer need not read it now
+      const SocketStream &other = *streams_[o];
+      if (other.over.load(std::memory_order_relaxed) || other.full.load(std::memory_order_relaxed)) return false;
+      return book_.has_room(o) && (ordered_.empty() || !book_.takes_ordered(o));  // those go first
+    };
+    if (!windows_.takes(s.index, h.bytes, streams_.size(), may)) return false;
   }
   // Where a copy is to be had the sender need not wait until the data has come.
   if (several_ && !ordered) piece.ordered = book_.may_copy(s.index, h);
@@ -159,7 +128,8 @@ bool TcpLink::next_piece(SocketStream &s) {
   out->cut = bare ? h.total : out->cut + h.bytes;
   if (bare || out->cut == h.total) queue.pop();
   if (!ordered) bulk_bytes_.fetch_sub(h.bytes, std::memory_order_relaxed);
-  if (several_) { book_.give(s.index, piece, now); }
+  if (several_) book_.give(s.index, piece, now);
+  if (long_way_) windows_.gave(s.index, h.bytes);
   s.begin(h, piece.data, piece.out, writing_);
   if (copied) {
     finish(*out);  // the book has what may have to go again
@@ -168,6 +138,21 @@ bool TcpLink::next_piece(SocketStream &s) {
     if (several_) waiting_.fetch_add(1, std::memory_order_relaxed);
   }
   return true;
+}
+
+bool TcpLink::release_senders() noexcept {
+  if (waiting_.load(std::memory_order_relaxed) == 0 || !ordered_.empty() || !bulk_.empty()) return false;
+  bool released = false;
+  for (auto &s : streams_) {
+    if (s->writing) continue;  // it reads what the last piece that it owes has
+    book_.copy_owed(s->index, [&](const OwedPiece &p) {
+      released = true;
+      ++kept_;
+      waiting_.fetch_sub(1, std::memory_order_relaxed);
+      confirmed(*p.out);
+    });
+  }
+  return released;
 }
 
 bool TcpLink::write_stream(SocketStream &s) {
@@ -253,6 +238,7 @@ bool TcpLink::take_note(SocketStream &s, FrameSink &sink) {
   const FrameHeader note = s.in.header();
   const auto heard = book_.heard(s.index, note, now_ns(), [&](const OwedPiece &p) {
     moved = true;
+    if (!p.out) return void(--kept_);
     waiting_.fetch_sub(1, std::memory_order_relaxed);
     confirmed(*p.out);
   });
@@ -268,6 +254,12 @@ bool TcpLink::progress(FrameSink &sink) {
   if (dead_.load(std::memory_order_relaxed)) return false;
   if (news_.offered()) take_offers();
   bool moved = false;
+  if (long_way_ && !bulk_.empty()) {
+    windows_.look();
+    for (auto &s : streams_)
+      if (!s->over) windows_.see(s->index, net::window(s->socket.get()));
+    windows_.looked(now_ns());
+  }
   for (auto &s : streams_)
     if (!s->over && !s->mute) moved |= write_stream(*s);
   for (size_t i = 0; i < streams_.size() && !dead_.load(std::memory_order_relaxed); ++i)
@@ -277,6 +269,7 @@ bool TcpLink::progress(FrameSink &sink) {
     for (auto &s : streams_)
       if (!s->over && !s->mute && !s->writing && book_.to_tell(s->index)) moved |= write_stream(*s);
     look_for_silence();
+    if (long_way_) moved |= release_senders();
   }
   if (!std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over || s->mute; })) {
     mute_ns_ = 0;
@@ -290,67 +283,6 @@ bool TcpLink::progress(FrameSink &sink) {
     asks_.store(true, std::memory_order_relaxed);  // a sleeper is to look again
   else if (all || now - mute_ns_ > kMute) die(sink, end_text_);
   return moved;
-}
-
-// ---- streams that end, and that come again -------------------------------------------------------------------------------------------
-
-void TcpLink::lose(SocketStream &s, const std::string &why) {
-  if (several_) book_.end(s.index);
-  close(s, why);
-}
-
-void TcpLink::close(SocketStream &s, const std::string &why) {
-  end_text_ = why;
-  s.mute = true;
-  s.over.store(true, std::memory_order_release);
-  if (!several_) return;
-  if (s.writing) s.stop(writing_);
-  s.in.lose();
-  ::shutdown(s.socket.get(), SHUT_RDWR);  // a sleeper may still watch the descriptor, so it is closed later
-  news_.lost(s.index, why);
-}
-
-void TcpLink::take_offers() {
-  for (StreamOffer &o : news_.take_offers()) {
-    SocketStream &s = *streams_[o.stream];
-    const bool was = book_.connected(o.stream);
-    if (!book_.come(o.stream, o.generation)) continue;
-    if (was) close(s, "the peer has connected it again");
-    s.connect(std::move(o.socket));
-    news_.back(o.stream);
-  }
-}
-
-void TcpLink::look_for_silence() {
-  if (!asks_.load(std::memory_order_relaxed)) return;
-  const int64_t now = now_ns();
-  if (now - looked_ns_ < StreamSilence::kLookNs) return;
-  looked_ns_ = now;
-  bool asks = book_.owes();
-  int64_t round = 0;
-  std::array<int64_t, StreamBook::kMostStreams> silent{};
-  const auto goes = [](const SocketStream &s) { return !s.over.load(std::memory_order_relaxed) && !s.mute; };
-  for (auto &s : streams_) {
-    if (!goes(*s)) continue;
-    // Notes are asked about as well: where a confirmation is lost only the end that sent it can know.
-    const net::Answers a = net::answers(s->socket.get());
-    asks = asks || a.unanswered != 0 || a.stuck;
-    round = std::max(round, a.round_ns);
-    silent[s->index] = s->silence.look(a, now);
-    if (silent[s->index] == 0 && s->silence.doubt() != 0 && interfaces_.down(s->socket.get(), s->silence.since(), now))
-      silent[s->index] = s->silence.doubt();
-  }
-  news_.set_round(round);
-  for (auto &s : streams_) {
-    const auto answers = [&](const auto &o) { return o != s && goes(*o) && book_.up(o->index) && o->silence.answers(); };
-    if (silent[s->index] == 0 || std::none_of(streams_.begin(), streams_.end(), answers)) continue;
-    s->silence.lost(now);
-    gave_up_ns_ = now;
-    const int64_t delay = s->silence.delay_ns();
-    lose(*s, formatted("the peer's host has acknowledged nothing for {} ms{}", silent[s->index] / 1'000'000,
-                       delay == 0 ? "" : formatted("; it delays no answer by more than {} ms", delay / 1'000'000)));
-  }
-  asks_.store(asks, std::memory_order_relaxed);
 }
 
 // ---- ends ----------------------------------------------------------------------------------------------------------------------------
@@ -402,6 +334,7 @@ void TcpLink::die(FrameSink &sink, const std::string &why) {
     s->in.forget();
   }
   half_.clear();
+  kept_ = 0;
   book_.cancel([](const OwedPiece &) { return true; },
                [&](const OwedPiece &p) {
                  waiting_.fetch_sub(1, std::memory_order_relaxed);
@@ -412,17 +345,31 @@ void TcpLink::die(FrameSink &sink, const std::string &why) {
 
 void TcpLink::let_go() noexcept {
   dead_.store(true);
+  kept_ = 0;
   for (auto &s : streams_) {
     s->over.store(true, std::memory_order_release);
     s->mute = true;
     s->socket.reset();
     s->rest = {};
   }
+  if (waiting_.load(std::memory_order_relaxed) == 0) book_ = StreamBook(streams_.size());  // with the room for copies
 }
 
-bool TcpLink::idle() const noexcept {
-  return ordered_.empty() && bulk_.empty() && writing_.load(std::memory_order_relaxed) == 0 &&
-         waiting_.load(std::memory_order_relaxed) == 0;
+Link::Left TcpLink::left() const noexcept {
+  const bool queued = !ordered_.empty() || !bulk_.empty() || writing_.load(std::memory_order_relaxed) != 0;
+  Left left{queued, static_cast<int64_t>(bytes_sent.load(std::memory_order_relaxed))};
+  if (!several_ || dead_.load(std::memory_order_relaxed)) return left;
+  const StreamBook::Owes owes = book_.owes();
+  left.any = queued || waiting_.load(std::memory_order_relaxed) != 0 || kept_ != 0 || owes.again;
+  left.through = 0;
+  for (const auto &s : streams_) {
+    if (s->over.load(std::memory_order_relaxed)) continue;
+    // Frames that are confirmed at leisure are safe once the other host has them.
+    const net::Window window = net::window(s->socket.get());
+    left.through += window.acknowledged;
+    left.any = left.any || (s->mute ? owes.any : window.under_way > 0 || book_.to_tell(s->index));
+  }
+  return left;
 }
 
 int64_t TcpLink::descriptors(std::vector<pollfd> &fds) const {

@@ -1,7 +1,8 @@
 // The TCP link: one stream between two processes, or several.
 //
 // Small frames keep their order on one stream. The payload of a large frame is cut into pieces; with several streams data is large from 16 KiB
-// on. Each stream takes the next piece when its socket accepts one, as far as its measured rate allows (link/stream_book.hpp). Payloads go from and to the caller's memory.
+// on. Each stream takes the next piece when its socket accepts one, as far as its measured rate allows (link/stream_book.hpp), or over a long way
+// its window (link/stream_windows.hpp). Payloads go from and to the caller's memory.
 // Only headers and small payloads pass a buffer.
 //
 //   sending process                                     receiving process
@@ -13,6 +14,7 @@
 //       a full socket: the other streams take the pieces
 //     one stream: the last piece is written: finish()
 //     several: it is confirmed: finish()   <-----------    Got
+//     several, over a long way: once nothing waits to be written it is copied: finish()
 //     without the turn, in poll(): POLLOUT where a stream is full, POLLIN where no frame is deferred
 //
 // Where a link has several streams, some may be lost: StreamBook says what goes again, and by which. A link whose streams are all gone is
@@ -20,6 +22,9 @@
 //
 // A stream whose other host is silent (link/stream_silence.hpp) is lost as well, while there is another one that answers. The two ends may
 // take one stream each for silent, and be left with none. So a link that has lost a stream that way waits some time for a new connection.
+//
+// A socket that is closed while notes are on their way to it resets its connection, and what its kernel had not sent, or had to send again, is lost.
+// So a process that ends waits until the other hosts have everything (left()).
 #pragma once
 
 #include <memory>
@@ -32,6 +37,7 @@
 #include "link/stream_book.hpp"
 #include "link/stream_news.hpp"
 #include "link/stream_silence.hpp"
+#include "link/stream_windows.hpp"
 #include "link/tcp_reader.hpp"
 
 namespace isthmus::link {
@@ -39,13 +45,13 @@ namespace isthmus::link {
 class TcpLink final : public Link {
  public:
   // `sockets`: connected, non-blocking; at most StreamBook::kMostStreams. `delay_ns`: how long the peer's kernel delays its answers at most; 0: it
-  // has not said.
-  explicit TcpLink(std::vector<UniqueFd> sockets, int64_t delay_ns = 0);
+  // has not said. `long_way_ns`: the least round trip, where it is so long that senders are not to wait for one.
+  explicit TcpLink(std::vector<UniqueFd> sockets, int64_t delay_ns = 0, int64_t long_way_ns = 0);
   ~TcpLink() override;
   void post(Outgoing &out) noexcept override;
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
-  bool idle() const noexcept override;
+  Left left() const noexcept override;
   int64_t descriptors(std::vector<pollfd> &fds) const override;
   void before_sleep() override;
   void let_go() noexcept override;
@@ -63,19 +69,20 @@ class TcpLink final : public Link {
   bool take_note(SocketStream &s, FrameSink &sink);
   bool next_piece(SocketStream &s);
   bool next_owed(SocketStream &s);
-  void confirmed(Outgoing &out) noexcept;               // a piece of it has come, or nobody sends it any more
+  bool release_senders() noexcept;  // over a long way: what has been sent is copied, and its senders are free
   void lose(SocketStream &s, const std::string &why);   // the stream's connection has ended
   void close(SocketStream &s, const std::string &why);  // the same, where the book knows already
   void take_offers();
   void look_for_silence();
   void die(FrameSink &sink, const std::string &why);
 
-  const bool several_;
+  const bool several_, long_way_;
   std::vector<std::unique_ptr<SocketStream>> streams_;
   StreamBook book_;
   HalfPayloads half_;
   StreamNews news_;
   InterfaceDoubt interfaces_;
+  StreamWindows windows_;  // over a long way
   OutQueue ordered_, bulk_;
   std::atomic<uint64_t> bulk_bytes_{0};  // of bulk_, posted and not yet given to a stream
   std::atomic<bool> dead_{false};
@@ -85,6 +92,7 @@ class TcpLink final : public Link {
   int64_t gave_up_ns_ = 0;            // when either end took a stream for silent; 0: none was
   std::atomic<uint32_t> writing_{0};  // the streams that have a piece half written
   std::atomic<uint32_t> waiting_{0};  // pieces that are to be confirmed, and whose senders wait
+  uint32_t kept_ = 0;                 // likewise, and whose senders are free: copies
   std::atomic<bool> asks_{false};     // something may be unanswered; read by sleepers
 };
 

@@ -428,8 +428,6 @@ void UcxLink::cancel(uint32_t, uint32_t theirs, uint32_t epoch, uint32_t source)
   for (OutQueue *queue : {&queue_, &unsent_}) queue->remove_if(of_member, [](Outgoing &o) { finish(o); });
 }
 
-bool UcxLink::idle() const noexcept { return queue_.empty() && in_work_.load(std::memory_order_acquire) == 0; }
-
 // ---- sleeping ------------------------------------------------------------------------------------------------------------
 
 int64_t UcxLink::descriptors(std::vector<pollfd> &fds) const {

@@ -45,7 +45,10 @@ class UcxLink final : public Link, private UcxReceiver {
   void post(Outgoing &out) noexcept override;
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
-  bool idle() const noexcept override;
+  Left left() const noexcept override {
+    return {!queue_.empty() || in_work_.load(std::memory_order_acquire) != 0,
+            static_cast<int64_t>(bytes_sent.load(std::memory_order_relaxed))};
+  }
   int64_t descriptors(std::vector<pollfd> &fds) const override;
   void before_sleep() override;
   const char *name() const noexcept override { return "ucx"; }

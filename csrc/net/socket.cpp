@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <sstream>
 
 #include "base/error.hpp"
 #include "base/small_file.hpp"
@@ -171,11 +172,32 @@ struct LongTcpInfo {
 };
 static_assert(sizeof(tcp_info) == 104 && offsetof(LongTcpInfo, least_round_trip_us) == 148);
 
+// False: the kernel does not tell so much.
+static bool ask(int fd, LongTcpInfo &info) noexcept {
+  socklen_t n = sizeof info;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) == 0 && n == sizeof info;
+}
+
 int64_t least_round_trip_ns(int fd) noexcept {
   LongTcpInfo info{};
-  socklen_t n = sizeof info;
-  const bool told = ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) == 0 && n == sizeof info;
-  return told && info.least_round_trip_us != UINT32_MAX ? int64_t{info.least_round_trip_us} * 1000 : 0;
+  return ask(fd, info) && info.least_round_trip_us != UINT32_MAX ? int64_t{info.least_round_trip_us} * 1000 : 0;
+}
+
+Window window(int fd) noexcept {
+  LongTcpInfo info{};
+  if (!ask(fd, info)) return {};
+  const int64_t segment = info.known.tcpi_snd_mss, sent = info.known.tcpi_unacked * segment, waits = info.not_sent;
+  return {info.known.tcpi_snd_cwnd * segment - sent - waits, sent + waits, static_cast<int64_t>(info.bytes_acked)};
+}
+
+int64_t most_under_way() {
+  const auto third = [](const char *path) {  // of three numbers: the most that the kernel gives a connection by itself
+    std::istringstream numbers(read_small_file(path));
+    int64_t least = 0, usual = 0, most = 0;
+    return numbers >> least >> usual >> most ? most : 0;
+  };
+  // The window that a receiver announces leaves a third of its memory to what the kernel keeps beside the bytes.
+  return std::min(third("/proc/sys/net/ipv4/tcp_wmem"), third("/proc/sys/net/ipv4/tcp_rmem") / 3 * 2);
 }
 
 Answers answers(int fd) noexcept {

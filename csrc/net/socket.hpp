@@ -37,6 +37,17 @@ void limit_unsent(int fd, int bytes) noexcept;
 int64_t longest_delay_ns(int fd) noexcept;
 // The shortest round trip that the kernel has seen on a TCP connection; 0: it does not say (before Linux 4.6), or has seen none.
 int64_t least_round_trip_ns(int fd) noexcept;
+// Bytes that a TCP connection of this host has sent and holds until they are acknowledged, at most (net.ipv4.tcp_wmem, or what tcp_rmem lets come);
+// 0: the kernel does not say.
+int64_t most_under_way();
+
+// What the kernel does with what a TCP connection sends, in bytes. All zero for a Unix socket.
+struct Window {
+  int64_t free = 0;       // it would send so many at once, as far as it knows the way. Negative: so many wait already
+  int64_t under_way = 0;  // given to it and not acknowledged
+  int64_t acknowledged = 0;
+};
+Window window(int fd) noexcept;
 
 // Which of the kernel's algorithms decides how much is under way on a TCP connection, and how fast it goes: "cubic", "bbr". 0 or an errno, as
 // ENOENT: the kernel has none of that name; EPERM: this process may not have it.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -10,11 +11,19 @@ namespace isthmus::net {
 namespace {
 std::atomic<int (*)()> g_check{nullptr};
 constexpr int kSliceMs = 50;
+thread_local const ThreadsOwnCheck *own_check = nullptr;
 }  // namespace
 
 void set_interrupt_check(int (*check)()) noexcept { g_check.store(check, std::memory_order_release); }
 
+ThreadsOwnCheck::ThreadsOwnCheck(std::function<void()> check) : check_(std::move(check)), before_(own_check) {
+  own_check = this;
+}
+
+ThreadsOwnCheck::~ThreadsOwnCheck() { own_check = before_; }
+
 void check_interrupt() {
+  if (own_check) own_check->check_();
   const auto check = g_check.load(std::memory_order_acquire);
   if (check && check() != 0) fail(Code::Interrupted, "interrupted while waiting for other processes");
 }

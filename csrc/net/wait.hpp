@@ -16,7 +16,22 @@ namespace isthmus::net {
 // Threads that wait in the functions below call `check` about every 50 ms. A result that is not 0 makes the wait throw Error(Interrupted).
 // The check is the whole process's; nullptr: there is none.
 void set_interrupt_check(int (*check)()) noexcept;
-void check_interrupt();  // throws Error(Interrupted) where the check says so
+void check_interrupt();  // throws Error(Interrupted) where the check says so, and what the thread's own one throws
+
+// A check of the thread that makes it, as long as it lives: for a thread that works for another one, on which alone the process's check answers.
+// check_interrupt() calls it first, and lets pass what it throws.
+class ThreadsOwnCheck {
+ public:
+  explicit ThreadsOwnCheck(std::function<void()> check);
+  ~ThreadsOwnCheck();
+  ThreadsOwnCheck(const ThreadsOwnCheck &) = delete;
+  ThreadsOwnCheck &operator=(const ThreadsOwnCheck &) = delete;
+
+ private:
+  friend void check_interrupt();
+  const std::function<void()> check_;
+  const ThreadsOwnCheck *const before_;
+};
 
 // poll() until an event or the deadline. Returns the number of descriptors with events, 0 at the deadline.
 int wait_events(std::span<pollfd> fds, Deadline deadline);

@@ -77,7 +77,8 @@ T median(std::vector<T> v) {
   return v[v.size() / 2];
 }
 
-// Times every size in both forms, sweep by sweep. Form 2 i is the leader exchange of size i; form 2 i + 1 is the same size in pieces.
+// Times every size in both forms, sweep by sweep. Form 2 i is the leader exchange of size i; form 2 i + 1 is what the same size
+// takes above it: pieces, or over a long way one way.
 class Sweeps {
  public:
   Sweeps(comm::Communicator &comm, std::vector<int64_t> sizes)

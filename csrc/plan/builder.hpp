@@ -60,6 +60,8 @@ class Builder : public StepWriter {
 void plan_all_reduce(Builder &b);
 void plan_reduce(Builder &b);
 void plan_reduce_scatter(Builder &b);
+// far_sums.cpp: where takes_one_way() holds
+void plan_one_way_all_reduce(Builder &b);
 // passed_sums.cpp: false, where no island makes sums for another
 bool plan_passed_reduce_scatter(Builder &b);
 // moves.cpp

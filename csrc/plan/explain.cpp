@@ -59,8 +59,9 @@ struct Volume {
   uint64_t moved = 0, reduced = 0, sent = 0, received = 0;
 };
 
-uint64_t ratio_of(const Plan &p) { return dtype_size(accumulator(p.request.dtype)) / dtype_size(p.request.dtype); }
-uint64_t wire_bytes(const Plan &p, const Step &s) { return s.extent.length * (s.partial ? ratio_of(p) : 1); }
+uint64_t wire_bytes(const Plan &p, const Step &s) {
+  return s.extent.length * (s.partial ? accumulator_ratio(p.request.dtype) : 1);
+}
 
 bool moves_whole_blocks(const Plan &p) { return p.chunk == kWholeBlocks; }
 // Of blocks whose size is that of a call.
@@ -198,7 +199,7 @@ bool rehearsed(const topology::Topology &t) {
   return std::any_of(t.ranks.begin(), t.ranks.end(), [](const auto &rank) { return rank.rates.simulated; });
 }
 
-// Which of its two forms a message takes between islands, up to which size it is the small one, and who said so.
+// Which of its forms a message takes between islands, up to which size it has that one, and who said so.
 std::string form_line(const Plan &p, const topology::Topology &t) {
   const Request &r = p.request;
   if (!has_leader_exchange(t, r.collective) || r.bytes == 0) return "";
@@ -209,6 +210,12 @@ std::string form_line(const Plan &p, const topology::Topology &t) {
   if (takes_leader_exchange(t, r))
     return formatted("  form    leader exchange: whole, by one rank of each group, up to {}: {}\n", size_text(r.small_bytes),
                      says);
+  const uint64_t most = most_one_way_bytes(t, r);
+  if (takes_one_way(t, r))
+    return formatted("  form    whole, by each group, one way{}: far apart (ISTHMUS_FAR_US)\n",
+                     most == UINT64_MAX ? "" : ", up to " + size_text(most));
+  if (most > r.small_bytes)
+    return formatted("  form    pieces, as above {}: a way is worth no more bytes (ISTHMUS_FAR_US)\n", size_text(most));
   return formatted("  form    pieces, as above {}: {}\n", size_text(r.small_bytes), says);
 }
 
@@ -366,10 +373,12 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
     out["bridge"] = {{"shares", bridge_shares(t.weights)}, {"time", bridge_time(t.weights)}};
   out["crosses"] = {{"sent", crossing(plan, t, StepKind::Send)}, {"received", crossing(plan, t, StepKind::Recv)}};
   if (has_leader_exchange(t, r.collective) && r.bytes > 0) {
-    out["form"] = takes_leader_exchange(t, r) ? "leader exchange" : "pieces";
+    out["form"] = takes_leader_exchange(t, r) ? "leader exchange" : takes_one_way(t, r) ? "one way" : "pieces";
     out["leader_exchange"] = {{"bytes", r.small_bytes},
                               {"from", from_name(r.small_from)},
                               {"simulated", r.small_from == LeaderBytesFrom::Profile && rehearsed(t)}};
+    const uint64_t most = most_one_way_bytes(t, r);
+    if (most != 0) out["one_way"] = {{"bytes", most == UINT64_MAX ? json(nullptr) : json(most)}};
   } else {
     out["form"] = nullptr;
   }

@@ -86,8 +86,6 @@ class HostReduceScatter {
   std::vector<Range> others_of(Range piece) const {
     return b_.count > 1 ? complement(chunk_, {piece}) : std::vector<Range>{};
   }
-  bool partial(size_t h) const { return !b_.clusters.library[h] && b_.clusters.size(h) > 1; }
-  uint64_t wide(size_t h) const { return partial(h) ? b_.ratio : 1; }
   // Calls f(rank) for the ranks of this host whose slots this rank reads, and which read this rank's.
   template <class F>
   void each_giver(F f) const {
@@ -121,7 +119,7 @@ class HostReduceScatter {
       near = true;
       add(q == b_.rank ? user(q, r.begin) : b_.ring(q, place(q, b_.rank) + (r.begin - has.begin)));
     }
-    if (!near) add(Builder::scratch(from.value_or(0) + r.begin * wide(h), partial(h)));
+    if (!near) add(Builder::scratch(from.value_or(0) + r.begin * b_.wide(h), b_.sends_partials(h)));
   }
 
   void finish() {
@@ -135,8 +133,8 @@ class HostReduceScatter {
         const Range x = piece_at(b_, h, j);
         if (b_.clusters.library[h]) cuts.push_back(x.begin);
         if (is_near(b_.at(h, j))) continue;
-        if (!from[h]) from[h] = b_.need_scratch(chunk_ * wide(h));
-        b_.recv(b_.at(h, j), ext(b_.rank, x), Builder::scratch(*from[h] + x.begin * wide(h), partial(h)));
+        if (!from[h]) from[h] = b_.need_scratch(chunk_ * b_.wide(h));
+        b_.recv(b_.at(h, j), ext(b_.rank, x), Builder::scratch(*from[h] + x.begin * b_.wide(h), b_.sends_partials(h)));
       }
     }
     each_between(std::move(cuts), [&](Range r) {

@@ -69,11 +69,11 @@ SumRoutes::Given SumRoutes::receive(int block, Range r, const std::vector<Span> 
     if (h == g_) {
       for (const Span &s : own) out.spans.push_back(s);
     } else {
-      const uint64_t at = b_.need_scratch(r.size() * wide(h));
-      out.spans.push_back(b_.contribution(h, Builder::scratch(at, sends_partials(h))));
+      const uint64_t at = b_.need_scratch(r.size() * b_.wide(h));
+      out.spans.push_back(b_.contribution(h, Builder::scratch(at, b_.sends_partials(h))));
       for (size_t j = 0; j < b_.clusters.size(h); ++j) {
         const Range x = intersect(r, piece(h, j, block, g_));
-        b_.recv(b_.at(h, j), ext(block, x), Builder::scratch(at + (x.begin - r.begin) * wide(h), sends_partials(h)));
+        b_.recv(b_.at(h, j), ext(block, x), Builder::scratch(at + (x.begin - r.begin) * b_.wide(h), b_.sends_partials(h)));
         if (acknowledged(h)) b_.send_token(b_.at(h, j), ext(block, x), token_out_);
       }
     }
@@ -152,7 +152,7 @@ class PassedSums : SumRoutes {
       }
       each_frame(d, by, mine, [&](int to, Range x) {
         Span part = from;
-        part.base += (x.begin - mine.begin) * wide(g_);
+        part.base += (x.begin - mine.begin) * b_.wide(g_);
         b_.send(to, ext(d, x), part);
       });
     });

@@ -15,10 +15,7 @@ class SumRoutes {
 
  protected:
   size_t cluster_of(int rank) const { return b_.clusters.of[static_cast<size_t>(rank)]; }
-  // Ranks of a host send what they have reduced, which waits for its rounding.
-  bool sends_partials(size_t h) const { return b_.clusters.size(h) > 1 && !b_.clusters.library[h]; }
-  uint64_t wide(size_t h) const { return sends_partials(h) ? b_.ratio : 1; }
-  bool acknowledged(size_t h) const { return b_.reuses() && sends_partials(h); }
+  bool acknowledged(size_t h) const { return b_.reuses() && b_.sends_partials(h); }
   Extent ext(int block, Range r) const { return b_.extent(Memory::Input, static_cast<uint32_t>(block), r); }
   Range domain(int block, size_t by) const { return domains_[cluster_of(block)][by]; }
   // Which part member j of cluster h has of a domain of a block. A library gives its ranks equal pieces in their order. Elsewhere the members change

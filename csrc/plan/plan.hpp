@@ -179,6 +179,8 @@ struct Request {  // all of it agreed on all ranks but `rank`
   // Frames are long on their way between hosts, so many chunks are sent before the first one is waited for: see Builder::ahead. Links then grant
   // 256 chunks of the setting.
   bool far = false;
+  // far: so many more bytes for a bridge are worth it where they spare one of two ways (takes_one_way()).
+  uint64_t way_bytes = 0;
   uint64_t reach =
       0;  // the first bytes of the rings that its device reaches, of all with whom it shares memory. NOT agreed: local
   bool apart =
@@ -261,6 +263,11 @@ uint64_t span_offset(const Plan &plan, const Span &s, uint32_t c, const Operands
 // Whether messages of this collective have a small form (the leader exchange) between the islands of planned_on(), and whether this one takes it.
 bool has_leader_exchange(const topology::Topology &planned, Collective c) noexcept;
 bool takes_leader_exchange(const topology::Topology &planned, const Request &request) noexcept;
+// Whether this all_reduce between islands that are far apart, and larger than small ones, crosses once: each island gives all others its whole sum.
+// Else each finishes a part of the message, and gives the result of that to the others, which is a second way.
+bool takes_one_way(const topology::Topology &planned, const Request &request) noexcept;
+uint64_t most_one_way_bytes(const topology::Topology &planned,
+                            const Request &request) noexcept;  // 0: never; UINT64_MAX: always
 // The most that Request::small_bytes can be: slots of two messages and the credit of links hold what a leader exchange sends.
 uint64_t most_leader_bytes(uint64_t chunk_bytes) noexcept;
 

@@ -9,7 +9,7 @@
 namespace isthmus::plan {
 namespace {
 
-constexpr uint64_t kPlanVersion = 17;  // part of every digest: raise it when a template changes
+constexpr uint64_t kPlanVersion = 18;  // part of every digest: raise it when a template changes
 
 // What all ranks must agree on: `whole`, too, whose libraries may serve blocks of a plan that is made on `t`. Sizes of v-collectives and in_place
 // are each rank's own affair.
@@ -31,7 +31,10 @@ uint64_t digest_of(const topology::Topology &whole, const topology::Topology &t,
   add(r.max_slots);
   add(r.small_bytes);
   if (r.apart) add(1);
-  if (r.far) add(2);
+  if (r.far) {
+    add(2);
+    add(r.way_bytes);
+  }
   return h;
 }
 
@@ -112,6 +115,7 @@ void plan_alone(Builder &b) {
 void plan_bridged(Builder &b) {
   switch (b.request.collective) {
     case Collective::AllReduce:
+      if (takes_one_way(b.topology, b.request)) return plan_one_way_all_reduce(b);
       if (b.shared_slots) return plan_shared_all_reduce(b);
       if (b.across_hosts && b.request.bytes > b.request.small_bytes) return plan_hosts_all_reduce(b);
       return b.library ? plan_island_all_reduce(b) : plan_all_reduce(b);
@@ -216,6 +220,22 @@ bool has_leader_exchange(const topology::Topology &planned, Collective c) noexce
 
 bool takes_leader_exchange(const topology::Topology &planned, const Request &r) noexcept {
   return has_leader_exchange(planned, r.collective) && r.bytes > 0 && r.bytes <= r.small_bytes;
+}
+
+// In pieces a bridge of n sends its contributions to the parts of the others, (n - 1) / n of the message, and its own result to each of them, as much.
+// One way it sends its whole contribution to each of them, n - 1 messages. Contributions may be wider than results.
+uint64_t most_one_way_bytes(const topology::Topology &planned, const Request &r) noexcept {
+  const size_t n = planned.islands.size();
+  if (!r.far || r.collective != Collective::AllReduce || planned.flat || n < 2) return 0;
+  if (topology::has_libraries(planned) || topology::has_devices(planned)) return 0;
+  const bool partial =
+      std::any_of(planned.islands.begin(), planned.islands.end(), [](const auto &g) { return g.ranks.size() > 1; });
+  const size_t wide = partial ? accumulator_ratio(r.dtype) : 1;
+  const uint64_t more = (n - 1) * (n * wide - wide - 1);  // of n-th parts of the message
+  return more == 0 ? UINT64_MAX : r.way_bytes / more * n;
+}
+bool takes_one_way(const topology::Topology &planned, const Request &r) noexcept {
+  return r.bytes > r.small_bytes && r.bytes <= most_one_way_bytes(planned, r);
 }
 
 uint64_t most_leader_bytes(uint64_t chunk_bytes) noexcept {

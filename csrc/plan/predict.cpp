@@ -20,9 +20,7 @@ struct ChunkWork {  // of one chunk, bytes
 bool on_device(const Span &s) noexcept { return s.memory != Memory::Ring && s.memory != Memory::Scratch; }
 
 // Bytes of a partial result for each byte of data.
-double width_of(const Request &r) noexcept {
-  return static_cast<double>(dtype_size(accumulator(r.dtype))) / static_cast<double>(dtype_size(r.dtype));
-}
+double width_of(const Request &r) noexcept { return static_cast<double>(accumulator_ratio(r.dtype)); }
 
 // `device`: whether the user's memory is a device's.
 ChunkWork work_of(const Plan &p, bool device) {
@@ -50,7 +48,7 @@ ChunkWork work_of(const Plan &p, bool device) {
   return w;
 }
 
-bool narrow(DType t) noexcept { return dtype_size(accumulator(t)) > dtype_size(t); }
+bool narrow(DType t) noexcept { return accumulator_ratio(t) > 1; }
 
 // Of the whole message, seconds.
 struct Bridges {

@@ -31,12 +31,6 @@ Skews skews_of(const Builder &b) {
   return b.count > 1 ? Skews{0, 1, 1, 1, 1} : Skews{0, 0, 0, 0, 0};
 }
 
-// Whether the cluster sends partial results: neither its raw data, nor what a library has rounded.
-bool sends_partials(const Builder &b, size_t cluster) {
-  return b.clusters.size(cluster) > 1 && !b.clusters.library[cluster];
-}
-uint64_t wide(const Builder &b, size_t cluster) { return sends_partials(b, cluster) ? b.ratio : 1; }
-
 // The raw contributions of the cluster from `at` on: the others' in their slots, this rank's in `own`.
 std::vector<Span> raw_sources(const Builder &b, Span own, uint64_t at) {
   std::vector<Span> out;
@@ -69,10 +63,10 @@ void leader_exchange(Builder &b) {
   const auto e = b.extent(Memory::Input, 0, all);
   const Span input = Builder::input(0, 0), output = Builder::output(0, 0);
   if (b.count > 1) b.need_ring(b.plan.chunk);
-  const uint64_t own_at = b.need_scratch(b.plan.chunk), mine_at = b.need_scratch(b.plan.chunk * wide(b, b.cluster));
+  const uint64_t own_at = b.need_scratch(b.plan.chunk), mine_at = b.need_scratch(b.plan.chunk * b.wide(b.cluster));
   std::vector<uint64_t> from(b.others + 1);
   for (size_t h = 0; h <= b.others; ++h)
-    if (h != b.cluster) from[h] = b.need_scratch(b.plan.chunk * wide(b, h));
+    if (h != b.cluster) from[h] = b.need_scratch(b.plan.chunk * b.wide(h));
   if (!leader) {
     b.stage("copy in", 0);
     b.move(e, input, b.ring(b.rank, 0), b.scaled);
@@ -82,7 +76,7 @@ void leader_exchange(Builder &b) {
     b.move(e, b.ring(b.members[0], 0), output);
     return;
   }
-  const Span mine = Builder::scratch(mine_at, sends_partials(b, b.cluster));
+  const Span mine = Builder::scratch(mine_at, b.sends_partials(b.cluster));
   b.stage("reduce", 0);
   if (b.count > 1) {
     const Span own = b.scaled ? Builder::scratch(own_at) : input;
@@ -97,7 +91,7 @@ void leader_exchange(Builder &b) {
   b.stage("finish", 0);
   std::vector<Span> sources;
   for (size_t h = 0; h <= b.others; ++h) {
-    const Span of = h == b.cluster ? mine : Builder::scratch(from[h], sends_partials(b, h));
+    const Span of = h == b.cluster ? mine : Builder::scratch(from[h], b.sends_partials(h));
     sources.push_back(b.contribution(h, of));
     if (h != b.cluster) b.recv(b.at(h, 0), e, of);
   }
@@ -170,14 +164,14 @@ void plan_all_reduce(Builder &b) {
   std::vector<uint64_t> from(clusters);
   for (size_t h = 0; h < clusters; ++h) {
     if (h == g || done.empty()) continue;
-    from[h] = b.need_scratch(done.size() * wide(b, h));
+    from[h] = b.need_scratch(done.size() * b.wide(h));
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = intersect(done, piece(h, j, g));
-      b.recv(b.at(h, j), ext(x), Builder::scratch(from[h] + (x.begin - done.begin) * wide(b, h), sends_partials(b, h)));
+      b.recv(b.at(h, j), ext(x), Builder::scratch(from[h] + (x.begin - done.begin) * b.wide(h), b.sends_partials(h)));
     }
   }
   const Sources sources = all_sources(b, raw_sources(b, own(done), done.begin),
-                                      [&](size_t h) { return Builder::scratch(from[h], sends_partials(b, h)); });
+                                      [&](size_t h) { return Builder::scratch(from[h], b.sends_partials(h)); });
   const Span output = Builder::output(0, done.begin);
   if (shared)
     b.reduce(ext(done), sources.spans, sources.ends, b.ring(b.rank, done.begin), false, &output, b.stream && b.others == 0);
@@ -236,7 +230,7 @@ void plan_reduce(Builder &b) {
   const Span token_in = Builder::scratch(b.others ? b.need_scratch(kTokenBytes) : 0);
   // A link may read scratch until the frame was received: the receiver says so where the scratch is used again.
   const auto acknowledged = [&](size_t h) {
-    return b.reuses() && (sends_partials(b, h) || b.scaled || b.clusters.library[h]);
+    return b.reuses() && (b.sends_partials(h) || b.scaled || b.clusters.library[h]);
   };
 
   b.stage("copy in", skew.copy);
@@ -260,7 +254,7 @@ void plan_reduce(Builder &b) {
     for (size_t j = 0; j < b.clusters.size(home); ++j) {
       const Range x = intersect(mine, piece(home, j));
       Span part = from;
-      part.base += (x.begin - mine.begin) * wide(b, g);
+      part.base += (x.begin - mine.begin) * b.wide(g);
       b.send(b.at(home, j), ext(x), part);
     }
     if (shared) b.post(kReduced);
@@ -277,15 +271,15 @@ void plan_reduce(Builder &b) {
   std::vector<uint64_t> from(clusters);
   for (size_t h = 0; h < clusters; ++h) {
     if (h == g || mine.empty()) continue;
-    from[h] = b.need_scratch(mine.size() * wide(b, h));
+    from[h] = b.need_scratch(mine.size() * b.wide(h));
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = intersect(mine, piece(h, j));
-      b.recv(b.at(h, j), ext(x), Builder::scratch(from[h] + (x.begin - mine.begin) * wide(b, h), sends_partials(b, h)));
+      b.recv(b.at(h, j), ext(x), Builder::scratch(from[h] + (x.begin - mine.begin) * b.wide(h), b.sends_partials(h)));
       if (acknowledged(h)) b.send_token(b.at(h, j), ext(x), token_out);
     }
   }
   const Sources sources = all_sources(b, raw_sources(b, own, mine.begin),
-                                      [&](size_t h) { return Builder::scratch(from[h], sends_partials(b, h)); });
+                                      [&](size_t h) { return Builder::scratch(from[h], b.sends_partials(h)); });
   b.reduce(ext(mine), sources.spans, sources.ends,
            b.rank == root ? Builder::output(0, mine.begin) : b.ring(b.rank, mine.begin), false);
   if (shared && b.rank != root) b.post(kReduced);
@@ -331,7 +325,7 @@ void plan_reduce_scatter(Builder &b) {
   const Span token_out = Builder::scratch(b.others ? b.need_scratch(kTokenBytes) : 0);
   const Span token_in = Builder::scratch(b.others ? b.need_scratch(kTokenBytes) : 0);
   const auto acknowledged = [&](size_t h) {
-    return b.reuses() && (sends_partials(b, h) || b.scaled || b.clusters.library[h]);
+    return b.reuses() && (b.sends_partials(h) || b.scaled || b.clusters.library[h]);
   };
   const auto each_outside = [&](auto f) {  // the nearest cluster first
     for (size_t i = 1; i < clusters; ++i)
@@ -368,15 +362,15 @@ void plan_reduce_scatter(Builder &b) {
   std::vector<uint64_t> from(clusters);
   for (size_t i = 1; i < clusters; ++i) {
     const size_t h = (g + i) % clusters;
-    from[h] = b.need_scratch(chunk * wide(b, h));
+    from[h] = b.need_scratch(chunk * b.wide(h));
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = reduced_piece(h, j);
-      b.recv(b.at(h, j), ext(b.rank, x), Builder::scratch(from[h] + x.begin * wide(b, h), sends_partials(b, h)));
+      b.recv(b.at(h, j), ext(b.rank, x), Builder::scratch(from[h] + x.begin * b.wide(h), b.sends_partials(h)));
       if (acknowledged(h)) b.send_token(b.at(h, j), ext(b.rank, x), token_out);
     }
   }
   const Sources sources =
-      all_sources(b, sources_of(b.rank, 0), [&](size_t h) { return Builder::scratch(from[h], sends_partials(b, h)); });
+      all_sources(b, sources_of(b.rank, 0), [&](size_t h) { return Builder::scratch(from[h], b.sends_partials(h)); });
   b.reduce(ext(b.rank, all), sources.spans, sources.ends, Builder::output(0, 0), false);
   if (shared) b.post(kReduced);
 

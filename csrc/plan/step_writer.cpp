@@ -9,12 +9,16 @@ PlanMemory::PlanMemory(const topology::Topology &t, const Clusters &all, int me,
       plan(p),
       request(p.request),
       varying(is_varying(p.request.collective)),
-      ratio(dtype_size(accumulator(p.request.dtype)) / dtype_size(p.request.dtype)) {}
+      ratio(accumulator_ratio(p.request.dtype)) {}
 
 Span PlanMemory::input(uint32_t block, uint64_t at) { return {Memory::Input, -1, block, at, 0, false}; }
 Span PlanMemory::output(uint32_t block, uint64_t at) { return {Memory::Output, -1, block, at, 0, false}; }
 Span PlanMemory::ring(int owner, uint64_t at) const { return {Memory::Ring, owner == rank ? -1 : owner, 0, at, 0, false}; }
 Span PlanMemory::scratch(uint64_t at, bool partial) { return {Memory::Scratch, -1, 0, at, 0, partial}; }
+
+bool PlanMemory::sends_partials(size_t of_cluster) const noexcept {
+  return clusters.size(of_cluster) > 1 && !clusters.library[of_cluster];
+}
 
 Span PlanMemory::contribution(size_t of_cluster, Span s) const {
   if (clusters.library[of_cluster])

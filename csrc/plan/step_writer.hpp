@@ -24,6 +24,10 @@ class PlanMemory : public Neighbourhood {
   const uint64_t ratio;  // bytes of a partial result for each byte of data
 
   Range whole() const noexcept { return {0, plan.chunk}; }
+  // Whether what a rank of that cluster sends of a sum is a partial result: neither its raw data, nor what a library has rounded. Bytes of that, for
+  // each byte of data.
+  bool sends_partials(size_t of_cluster) const noexcept;
+  uint64_t wide(size_t of_cluster) const noexcept { return sends_partials(of_cluster) ? ratio : 1; }
   bool reuses() const noexcept { return varying || plan.chunks > plan.slots; }  // a slot is filled more than once
 
   static Span input(uint32_t block, uint64_t at);

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "process/side_by_side.hpp"
+#include "bootstrap/side_by_side.hpp"
 
 namespace isthmus::process {
 namespace {
@@ -27,7 +27,7 @@ void connect_all(Links &links, const bootstrap::Mesh &mesh, std::span<Wanted> al
     Wanted &w = all[i];
     w.peer = &links.connect(*w.endpoint, key, w.shared, w.streams ? &*w.streams : nullptr, deadline, its);
   };
-  SideBySide side_by_side(std::move(dialed), kMostAtOnce, one, look);
+  bootstrap::SideBySide side_by_side(std::move(dialed), kMostAtOnce, one, look);
   side_by_side.take_part();
   for (const size_t i : others) side_by_side.one(i);
   side_by_side.await();

@@ -17,7 +17,7 @@ struct Wanted {  // as Links::connect() takes it
   std::exception_ptr why;  // where there is no peer
 };
 
-// Those that this process has to dial it dials side by side, on a few threads (side_by_side.hpp): each dialogue waits some six times for the other
+// Those that this process has to dial it dials side by side, on a few threads (bootstrap/side_by_side.hpp): each dialogue waits some six times for the other
 // process, which may be busy or far away. An error of one connection is that one's alone. What `look` throws ends all and is thrown; it is asked by
 // the calling thread, every 20 ms.
 void connect_all(Links &links, const bootstrap::Mesh &mesh, std::span<Wanted> all, const bootstrap::Bytes16 &key,

@@ -32,9 +32,9 @@ struct Endings {
   std::thread::id by ISTHMUS_GUARDED_BY(mutex);
 };
 PerProcess<Endings> the_endings;
-constexpr std::chrono::seconds kMostAtExit{2};
-constexpr int kDescriptors = 4096;      // for some two thousand other processes
-constexpr double kLeaveSeconds = 0.25;  // for what has been sent, and is still to leave this process
+constexpr std::chrono::seconds kMostAtExit{Links::kMostLeaveSeconds + 2};
+constexpr int kDescriptors =
+    4096;  // for some two thousand other processes; over long ways, with their connections, for four hundred
 
 void await_endings() noexcept {
   Endings &endings = *the_endings;
@@ -138,9 +138,9 @@ Context::~Context() {
   progress_.end();
   workers_.end();
   devices_.end();
-  data_streams_.end();
-  if (links_.need_driving()) links_.let_leave(Deadline(kLeaveSeconds));
-  mesh_->shut_down();  // no more events; events that come until then still use the rooms
+  if (links_.need_driving()) links_.let_leave();
+  data_streams_.end();  // until here, streams that were lost are connected again
+  mesh_->shut_down();   // no more events; events that come until then still use the rooms
 }
 
 void Context::remove(uint32_t index) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "bootstrap/streams_over.hpp"
 #include "link/tcp.hpp"
 
 namespace isthmus::process {
@@ -163,7 +164,9 @@ link::Link *Links::link_to(bootstrap::Peer *peer, Carrier carrier) {
   } else if (carrier == Carrier::Memory) {
     make_memory_link(*slot);
   } else if (carrier == Carrier::Tcp) {
-    auto tcp = std::make_unique<link::TcpLink>(std::move(peer->data), peer->endpoint.delay_us * int64_t{1000});
+    const int64_t round_trip_ns = peer->round_trip_ns.load(std::memory_order_relaxed);
+    const int64_t long_way_ns = round_trip_ns >= bootstrap::kLongWayNs ? round_trip_ns : 0;
+    auto tcp = std::make_unique<link::TcpLink>(std::move(peer->data), peer->endpoint.delay_us * int64_t{1000}, long_way_ns);
     data_streams_.add(*peer, *tcp);
     if (tcp->streams() > 1) need_driving_.store(true, std::memory_order_release);
     slot->link = std::move(tcp);
@@ -213,14 +216,32 @@ bool Links::LinkSlot::drive() {
   return moved;
 }
 
-void Links::let_leave(Deadline deadline) noexcept {
+void Links::let_leave() noexcept {
+  const Deadline most(kMostLeaveSeconds);
   const uint32_t n = counts_.made.load(std::memory_order_acquire);
-  for (uint32_t i = 0; i < n; ++i) {
-    LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
-    while (slot.sockets && !slot.link->idle() && slot.broken_ns.load(std::memory_order_acquire) == 0 &&
-           !slot.peer->lost.load(std::memory_order_acquire) && !deadline.passed())
-      if (!slot.drive()) ::usleep(200);
+  for (bool left = true; left && !most.passed();) {
+    left = false;
+    bool moved = false;
+    for (uint32_t i = 0; i < n; ++i) {
+      LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
+      if (slot.may_leave()) continue;
+      left = true;
+      moved |= slot.drive();
+    }
+    if (left && !moved) ::usleep(200);
   }
+}
+
+bool Links::LinkSlot::may_leave() noexcept {
+  constexpr int64_t kStillNs = 3'000'000'000;  // by then what was lost has been sent again twice, over any way
+  if (!sockets || broken_ns.load(std::memory_order_acquire) != 0 || peer->lost.load(std::memory_order_acquire)) return true;
+  if (!link->try_turn()) return false;
+  const link::Link::Left left = link->left();
+  link->end_turn();
+  if (!left.any) return true;
+  const int64_t now = now_ns();
+  if (leaving.since_ns == 0 || left.through != leaving.through) leaving = {now, left.through};
+  return now - leaving.since_ns > kStillNs;
 }
 
 bool Links::drive(LookAt links) noexcept {

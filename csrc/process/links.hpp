@@ -43,7 +43,8 @@ enum class Carrier : uint8_t { Memory, Tcp, Ucx };
 // How frames go to a process where they do not go through memory.
 struct Streams {
   Carrier carrier = Carrier::Tcp;
-  int count = 0;                       // Tcp: connections; 0: one for each way that the two processes have to each other
+  int count =
+      0;  // Tcp: connections; 0: one for each way that the two processes have to each other; bootstrap::kStreamsByDistance
   std::span<const std::byte> address;  // Ucx: of the other process' worker
 };
 
@@ -69,8 +70,10 @@ class Links final {
   // Whether some links make way only while a thread drives them, so one drives them now and then also where no operation is under way: what
   // they have sent may not have left this process yet, and several streams have to notice the loss of one.
   bool need_driving() const noexcept { return need_driving_.load(std::memory_order_acquire); }
-  // Drives the links that still hold what was sent, at most until then. For the end of the process's use.
-  void let_leave(Deadline deadline) noexcept;
+  // For the end of the process's use: drives the links that still hold what was sent, each until it does no more, or until nothing more of it has got
+  // through for three seconds. At most kMostLeaveSeconds: by a long way some MiB are under way, and none of them may be lost.
+  static constexpr int kMostLeaveSeconds = 30;
+  void let_leave() noexcept;
   // Those that were not let go.
   int count() const noexcept {
     return static_cast<int>(counts_.made.load(std::memory_order_acquire) - counts_.let_go.load(std::memory_order_relaxed));
@@ -114,7 +117,8 @@ class Links final {
     }
     void received(const link::FrameHeader &h) override { all.received(h); }
     void broken(const std::string &why) override;
-    bool drive();  // one try; true if something moved
+    bool drive();               // one try; true if something moved
+    bool may_leave() noexcept;  // for let_leave(): nothing is owed any more, or nothing more of it gets through
 
     Links &all;
     bootstrap::Peer *peer = nullptr;
@@ -127,6 +131,9 @@ class Links final {
     Carrier carrier() const noexcept { return shm ? Carrier::Memory : ucx ? Carrier::Ucx : Carrier::Tcp; }
     std::string reason;  // why it is broken; published by broken_ns
     std::atomic<int64_t> broken_ns{0};
+    struct {
+      int64_t since_ns = 0, through = 0;  // since when no more has got through than that
+    } leaving;
   };
   void make_memory_link(LinkSlot &slot) ISTHMUS_REQUIRES(mutex_);
   void make_ucx_link(bootstrap::Peer &peer, std::span<const std::byte> address);

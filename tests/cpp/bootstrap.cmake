@@ -5,6 +5,7 @@ isthmus_test(test_bootstrap_mesh SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_m
 isthmus_test(test_bootstrap_rendezvous SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_rendezvous_test.cpp FLOORS bootstrap
              THREADS PROVES memory)
 isthmus_test(test_bootstrap_streams SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_streams_test.cpp FLOORS bootstrap THREADS PROVES memory)
+isthmus_test(test_side_by_side SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/side_by_side_test.cpp FLOORS bootstrap PROVES threads)
 isthmus_test(test_outbox SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/outbox_test.cpp FLOORS bootstrap PROVES memory)
 isthmus_test(test_silence SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_silence_test.cpp FLOORS bootstrap PROVES values)
 isthmus_test(test_ticket SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ticket_test.cpp FLOORS bootstrap THREADS PROVES memory)

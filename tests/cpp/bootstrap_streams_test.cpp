@@ -7,6 +7,7 @@
 
 #include <future>
 
+#include "bootstrap/streams_over.hpp"
 #include "bootstrap_support.hpp"
 #include "net/socket.hpp"
 
@@ -143,6 +144,37 @@ TEST(DataStreams, NamesStreamCountsThatDiffer) {
   EXPECT_EQ(s.code, Code::Mismatch);
   EXPECT_TRUE(contains(s.text, "opens 2 data streams, this process expects 4")) << s.text;
   other.get();
+}
+
+TEST(StreamsOver, AsManyAsCarryAGigabyteASecondOverTheRoundTripFromOneToEight) {
+  constexpr int64_t ms = 1'000'000, window = 4 << 20;
+  static_assert(streams_over(0, window) == 1 && streams_over(-1, window) == 1, "a round trip that is not known");
+  static_assert(streams_over(80 * ms, 0) == 1, "a window that is not known");
+  static_assert(streams_over(window, window) == 1 && streams_over(window + 1, window) == 2);
+  static_assert(streams_over(10 * ms, window) == 3 && streams_over(20 * ms, window) == 5);
+  static_assert(streams_over(80 * ms, window) == 8 && streams_over(INT64_MAX, 1) == 8);
+  static_assert(streams_over(80 * ms, 64 << 20) == 2, "a kernel that lets more be under way");
+}
+
+TEST(DataStreams, ANearPeerHasOneWhereTheDistanceDecides) {
+  Pair p;
+  p.add_keys();
+  p.connect(true, kStreamsByDistance);
+  EXPECT_EQ(p.of_a->data.size(), 1u);
+  EXPECT_EQ(p.of_b->data.size(), 1u);
+  EXPECT_GT(net::most_under_way(), 0);
+}
+
+TEST(DataStreams, WhereTheDistanceDecidesTheWaitingSideTakesAsManyAsAreDialed) {
+  Pair p;
+  p.add_keys();
+  const bool a_dials = p.a.mesh->self().process < p.b.mesh->self().process;
+  Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
+  auto other = std::async(std::launch::async,
+                          [&] { return &dialer.mesh->connect(waiter.mesh->self(), kKey, true, 5, Deadline(soon())); });
+  const Peer &of_waiter = waiter.mesh->connect(dialer.mesh->self(), kKey, true, kStreamsByDistance, Deadline(soon()));
+  EXPECT_EQ(other.get()->data.size(), 5u);
+  EXPECT_EQ(of_waiter.data.size(), 5u);
 }
 
 }  // namespace

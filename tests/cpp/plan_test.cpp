@@ -339,6 +339,50 @@ TEST(Plan, TheLeaderExchangeEndsWhereTheRequestSaysAndTheDigestTells) {
   EXPECT_EQ(most_leader_bytes(4096), 16384u) << "slots are as small as chunks";
 }
 
+TEST(Plan, AnAllReduceBetweenGroupsThatAreFarApartGoesOneWayWhereThatIsWorthTheBytes) {
+  const auto goes = [](const char *islands, DType dtype, uint64_t bytes, uint64_t way, bool far = true) {
+    Request r = request_of(Collective::AllReduce, bytes);
+    r.dtype = dtype;
+    r.far = far;
+    r.way_bytes = way;
+    return takes_one_way(world_of(islands), r);
+  };
+  constexpr uint64_t kMiB = 1 << 20;
+  EXPECT_TRUE(goes("ab", DType::BFloat16, kMiB << 20, 0)) << "between two groups of one rank no byte more crosses";
+  EXPECT_TRUE(goes("aabb", DType::Float32, kMiB << 20, 0));
+  EXPECT_FALSE(goes("ab", DType::Float32, kMiB, kMiB, false)) << "near";
+  EXPECT_FALSE(goes("ab", DType::Float32, kDefaultLeaderBytes, kMiB)) << "the leader exchange is one way, too";
+  // 2 n instead of 4/3 n; float32 sums of bfloat16 from each of two groups: 2 n instead of 3/2 n.
+  EXPECT_TRUE(goes("abc", DType::Float32, 3 * kMiB, 2 * kMiB));
+  EXPECT_FALSE(goes("abc", DType::Float32, 3 * kMiB + 64, 2 * kMiB));
+  EXPECT_TRUE(goes("aab", DType::BFloat16, 2 * kMiB, kMiB));
+  EXPECT_FALSE(goes("aab", DType::BFloat16, 2 * kMiB + 64, kMiB));
+  EXPECT_FALSE(goes("AAb", DType::Float32, kMiB, kMiB)) << "where a library serves a group";
+  EXPECT_FALSE(goes("nb", DType::Float32, kMiB, kMiB)) << "where ranks work on devices";
+  Request r = request_of(Collective::AllReduce, kMiB);
+  r.far = true;
+  const auto t = world_of("ab");
+  const auto p = plan_collective(t, 0, r);
+  EXPECT_NE(explain(*p, t).find("form    whole, by each group, one way: far apart"), std::string::npos);
+  const auto three = world_of("abc");
+  const auto text = [&](uint64_t way) {
+    Request some = r;
+    some.way_bytes = way;
+    return explain(*plan_collective(three, 0, some), three);
+  };
+  EXPECT_NE(text(2 * kMiB).find("form    whole, by each group, one way, up to 3.0 MiB: far apart"), std::string::npos)
+      << text(2 * kMiB);
+  EXPECT_NE(text(kMiB / 2).find("form    pieces, as above 768.0 KiB: a way is worth no more bytes"), std::string::npos)
+      << text(kMiB / 2);
+  EXPECT_NE(text(64).find("form    pieces, as above 8.0 KiB: the default"), std::string::npos) << text(64);
+  r.way_bytes = 64;
+  EXPECT_NE(plan_collective(t, 0, r)->digest, p->digest) << "ranks that have another bound may have another form";
+  for (const Collective c : {Collective::Reduce, Collective::Broadcast, Collective::ReduceScatter}) {
+    r.collective = c;
+    EXPECT_FALSE(takes_one_way(t, r)) << collective_name(c) << " is one way in any form";
+  }
+}
+
 TEST(Plan, ExplainSaysWhichFormAMessageTakesAndWhoSaidSo) {
   auto t = world_of("aabb");
   const auto said = [&](uint64_t bytes, LeaderBytesFrom from) {

@@ -5,6 +5,5 @@ isthmus_test(test_helper_pool SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/helper_pool_te
 isthmus_test(test_control_wire SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/control_wire_test.cpp FLOORS process PROVES memory)
 isthmus_test(test_device_scratch SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/device_scratch_test.cpp FLOORS process PROVES memory)
 isthmus_test(test_open_devices SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/open_devices_test.cpp FLOORS process PROVES memory)
-isthmus_test(test_side_by_side SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/side_by_side_test.cpp FLOORS process PROVES threads)
 isthmus_test(test_context_end SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/context_end_test.cpp FLOORS process PROVES memory)
 isthmus_test(test_local_rank SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/local_rank_test.cpp FLOORS process PROVES threads)

@@ -1,5 +1,5 @@
 // Waits side by side: what several threads do at a time, and what one thread's error, look or interrupt means for the others.
-#include "process/side_by_side.hpp"
+#include "bootstrap/side_by_side.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,10 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "net/wait.hpp"
 #include "patience.hpp"
 
-namespace isthmus::process {
+namespace isthmus::bootstrap {
 namespace {
 
 using isthmus_test::soon;
@@ -20,7 +21,7 @@ class Meeting {
  public:
   explicit Meeting(size_t wanted) : wanted_(wanted) {}
   // False: the others have not come in time. Asks `look` meanwhile.
-  bool come(const bootstrap::Look &look = {}) {
+  bool come(const Look &look = {}) {
     const Lock lock(mutex_);
     ++come_;
     changed_.notify_all();
@@ -60,7 +61,7 @@ TEST(SideBySide, AsManyTasksAsThereAreThreadsAreUnderWayAtOnceAndEachIsDoneOnce)
   Meeting meeting(kThreads);
   std::atomic<int> done[kTasks + 1] = {}, met = 0;
   SideBySide all(upto(kTasks), kThreads,
-                 [&](size_t task, const bootstrap::Look &) {
+                 [&](size_t task, const Look &) {
                    if (task < kThreads)
                      met += meeting.come();  // nobody comes back from here before four tasks have been begun
                    ++done[task];
@@ -76,7 +77,7 @@ TEST(SideBySide, AsManyTasksAsThereAreThreadsAreUnderWayAtOnceAndEachIsDoneOnce)
 
 TEST(SideBySide, OneTaskAloneIsDoneByTheCallingThread) {
   std::thread::id by;
-  SideBySide all({7}, 8, [&](size_t, const bootstrap::Look &) { by = std::this_thread::get_id(); }, {});
+  SideBySide all({7}, 8, [&](size_t, const Look &) { by = std::this_thread::get_id(); }, {});
   all.take_part();
   all.await();
   EXPECT_EQ(by, std::this_thread::get_id());
@@ -84,7 +85,7 @@ TEST(SideBySide, OneTaskAloneIsDoneByTheCallingThread) {
 
 TEST(SideBySide, NothingToDoIsDone) {
   SideBySide all(
-      {}, 8, [](size_t, const bootstrap::Look &) { FAIL(); }, [] { FAIL(); });
+      {}, 8, [](size_t, const Look &) { FAIL(); }, [] { FAIL(); });
   all.take_part();
   all.await();
 }
@@ -92,7 +93,7 @@ TEST(SideBySide, NothingToDoIsDone) {
 TEST(SideBySide, AnErrorOfOneTaskIsThatTasksAlone) {
   std::atomic<int> done = 0;
   SideBySide all(upto(9), 3,
-                 [&](size_t task, const bootstrap::Look &) {
+                 [&](size_t task, const Look &) {
                    if (task == 4) fail(Code::PeerLost, "the fourth is gone");
                    if (task == 6) throw std::runtime_error("no memory for the sixth");
                    ++done;
@@ -118,7 +119,7 @@ TEST(SideBySide, TheLookIsTheCallingThreadsAndWhatItThrowsEndsAllAndIsThrown) {
   std::atomic<int> begun = 0;
   SideBySide all(
       upto(20), 3,
-      [&](size_t, const bootstrap::Look &look) {
+      [&](size_t, const Look &look) {
         ++begun;
         meeting.come();
         met = true;
@@ -148,7 +149,7 @@ TEST(SideBySide, TheCallingThreadLooksAlsoWhileItWaitsForTheOthers) {
   std::promise<void> taken;
   SideBySide all(
       upto(2), 2,
-      [&](size_t task, const bootstrap::Look &look) {
+      [&](size_t task, const Look &look) {
         if (task == 0) return taken.get_future().wait();  // one of the two threads has it, and the other one task 1
         taken.set_value();
         never.come(look);
@@ -164,7 +165,7 @@ TEST(SideBySide, TheCallingThreadLooksAlsoWhileItWaitsForTheOthers) {
 TEST(SideBySide, AnInterruptInAnyTaskEndsAll) {
   Meeting meeting(4), never(SIZE_MAX);
   SideBySide all(upto(8), 4,
-                 [&](size_t task, const bootstrap::Look &look) {
+                 [&](size_t task, const Look &look) {
                    meeting.come();
                    if (task == 2) fail(Code::Interrupted, "interrupted");
                    never.come(look);
@@ -178,12 +179,61 @@ TEST(SideBySide, AnInterruptInAnyTaskEndsAll) {
   EXPECT_EQ(code, Code::Interrupted);
 }
 
+std::atomic<bool> interrupted = false;
+
+TEST(SideBySide, TheCallingThreadIsInterruptedAlsoWhileItWaitsForTheOthers) {
+  net::set_interrupt_check([] { return interrupted ? 1 : 0; });
+  Meeting never(SIZE_MAX);
+  std::promise<void> taken;
+  SideBySide all(upto(2), 2,
+                 [&](size_t task, const Look &look) {
+                   if (task == 0) return taken.get_future().wait();
+                   taken.set_value();
+                   interrupted = true;
+                   never.come(look);
+                 },
+                 {});
+  all.take_part();
+  Code code = Code::Ok;
+  try {
+    all.await();
+  } catch (const Error &e) { code = e.code(); }
+  net::set_interrupt_check(nullptr);
+  EXPECT_EQ(code, Code::Interrupted);
+}
+
+TEST(SideBySide, ATaskThatWaitsWithoutALookHearsTheEnd) {
+  Meeting both(2);
+  std::atomic<bool> met = false;
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> heard = 0;
+  SideBySide all(
+      upto(2), 2,
+      [&](size_t, const Look &look) {
+        met = both.come(look);
+        if (std::this_thread::get_id() == caller) return;
+        const Deadline deadline(soon());
+        try {
+          net::sleep_until(deadline);
+        } catch (const Error &) {
+          ++heard;
+          throw;
+        }
+      },
+      [&] {
+        if (met) fail(Code::Aborted, "enough");
+      });
+  all.take_part();
+  EXPECT_THROW(all.await(), Error);
+  EXPECT_EQ(heard, 1);
+}
+
 TEST(SideBySide, ItsEndWaitsForTheTasksThatAreUnderWay) {
   std::atomic<int> done = 0;
   {
     Meeting meeting(3);
     SideBySide all(upto(3), 3,
-                   [&](size_t, const bootstrap::Look &) {
+                   [&](size_t, const Look &) {
                      meeting.come();
                      ++done;
                    },
@@ -194,4 +244,4 @@ TEST(SideBySide, ItsEndWaitsForTheTasksThatAreUnderWay) {
 }
 
 }  // namespace
-}  // namespace isthmus::process
+}  // namespace isthmus::bootstrap

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "link/stream_windows.hpp"
+
 namespace isthmus::link {
 namespace {
 
@@ -62,13 +64,13 @@ struct Connection {
 
 class World {
  public:
-  // `returns`: streams that are lost are connected again; else at least one is never cut.
-  World(uint64_t seed, size_t streams, bool returns, Mutation mutation)
+  // `returns`: streams that are lost are connected again; else at least one is never cut. `room`: bytes of each stream for copies of what it owes.
+  World(uint64_t seed, size_t streams, bool returns, Mutation mutation, uint64_t room = 0)
       : random_(seed),
         mutation_(mutation),
         returns_(returns),
         streams_(streams),
-        books_{StreamBook(streams), StreamBook(streams)} {
+        books_{StreamBook(streams, room), StreamBook(streams, room)} {
     for (size_t s = 0; s < streams; ++s) {
       wires_.push_back(std::make_shared<Connection>());
       numbers_.push_back(0);
@@ -77,6 +79,7 @@ class World {
     for (int side : {0, 1}) {
       outs_[side] = std::deque<Outgoing>(kBulk);
       for (Outgoing &o : outs_[side]) o.header.total = o.cut = 1 << 20;
+      for (uint64_t i = 0; i < kBulk; ++i) senders_[side].emplace_back(kPiece, pattern(kSmall + i));
     }
   }
 
@@ -86,7 +89,7 @@ class World {
       if (over()) return wrong_;
       const int side = pick(2);
       const size_t s = pick(streams_);
-      switch (pick(12)) {
+      switch (pick(13)) {
         case 0:
           if (pick(25) == 0 && cuts_ < 60) cut(s);
           break;
@@ -97,6 +100,7 @@ class World {
           if (pick(4) == 0) connect(s);
           break;
         case 3: take_up(side, s); break;
+        case 4: copy(side, s); break;
         default: pick(2) ? write(side, s) : read(side, s);
       }
     }
@@ -104,13 +108,18 @@ class World {
     return wrong_;
   }
   int cuts() const { return cuts_; }
+  int kept() const { return copies_ - kept_back_; }  // of these, not confirmed yet
+  int copies() const { return copies_; }             // of pieces, whose senders were free before they were confirmed
 
  private:
   static constexpr uint64_t kSmall = 150, kBulk = 150;  // frames of each end
+  static constexpr size_t kPiece = 1000;                // bytes of a bulk frame's piece
+  static std::byte pattern(uint64_t id) { return static_cast<std::byte>(id % 251); }
 
   struct End {
     std::shared_ptr<Connection> wire;  // null: it has none
     std::optional<Parcel> now;         // that is being written
+    const std::byte *data = nullptr;   // of it; null: nobody looks
     std::shared_ptr<Connection> offered = {};
   };
 
@@ -202,12 +211,27 @@ class World {
     Parcel &there = parcels.back();
     const uint64_t n = 1 + pick(e.now->size - e.now->written);
     there.written = e.now->written += n;
-    if (e.now->written == e.now->size) e.now.reset();
+    if (e.now->written != e.now->size) return;
+    const auto own = [&](std::byte b) { return b == pattern(e.now->header.id); };
+    if (e.data && !std::all_of(e.data, e.data + e.now->header.bytes, own)) fail("a piece was sent with other bytes");
+    e.now.reset();
+  }
+
+  // As a link does it, where nothing is half written.
+  void copy(int side, size_t s) {
+    if (ends_[side][s].now) return;
+    books_[side].copy_owed(s, [&](const OwedPiece &piece) {
+      std::vector<std::byte> &sender = senders_[side][piece.header.id - kSmall];
+      std::fill(sender.begin(), sender.end(), std::byte{0xff});  // it is the program's again
+      if (!confirmed_[side].insert(piece.header.id).second) fail("a piece was copied that was confirmed");
+      ++copies_;
+    });
   }
 
   bool choose(int side, size_t s) {
     StreamBook &book = books_[side];
     End &e = ends_[side][s];
+    e.data = nullptr;
     FrameHeader note;
     if (book.next_note(s, note)) {
       const bool lost = static_cast<uint8_t>(note.kind) == kNoteLost;
@@ -221,6 +245,7 @@ class World {
     if (!book.has_room(s)) return false;
     if (OwedPiece *again = book.again(s, 0)) {
       e.now = Parcel{again->header, 64 + again->header.bytes, 0};
+      if (!again->ordered) e.data = again->data;
       return true;
     }
     OwedPiece piece;
@@ -239,8 +264,9 @@ class World {
       Outgoing &out = outs_[side][next_bulk_[side]];
       piece.header.id = kSmall + next_bulk_[side]++;
       piece.header.total = 1 << 20;
-      piece.header.bytes = 1000;
+      piece.header.bytes = kPiece;
       piece.out = &out;
+      piece.data = e.data = senders_[side][piece.header.id - kSmall].data();
       ++out.pieces;
     }
     e.now = Parcel{book.give(s, piece, 0).header, 64 + piece.header.bytes, 0};
@@ -282,6 +308,7 @@ class World {
   void hear(int side, size_t s, const FrameHeader &h) {
     const auto heard = books_[side].heard(s, h, 0, [&](const OwedPiece &piece) {
       if (!came_[side].contains(piece.header.id)) fail("a piece was confirmed that had not come");
+      if (piece.kept != 0) return (void)++kept_back_;  // its sender was told when it was copied
       if (!confirmed_[side].insert(piece.header.id).second) fail("a piece was confirmed twice");
     });
     if (heard == StreamBook::Heard::Fault) fail("a note was refused");
@@ -298,10 +325,11 @@ class World {
   std::vector<End> ends_[2];
   std::vector<std::pair<size_t, std::shared_ptr<Connection>>> leftover_[2];
   std::deque<Outgoing> outs_[2];
+  std::vector<std::vector<std::byte>> senders_[2];  // the memory of bulk frames
   uint64_t next_small_[2] = {}, next_bulk_[2] = {}, small_came_[2] = {};
   std::set<uint64_t> came_[2], confirmed_[2];  // by sender
   std::map<size_t, uint64_t> got_[2];          // what the last Got said, by stream
-  int cuts_ = 0;
+  int cuts_ = 0, copies_ = 0, kept_back_ = 0;
   std::string wrong_;
 };
 
@@ -317,6 +345,22 @@ TEST(StreamBook, WhateverIsCutEachFrameComesOnceInOrderAndIsConfirmed) {
   EXPECT_GT(cuts, 2000) << "the schedules cut next to nothing";
 }
 
+TEST(StreamBook, SendersWhosePiecesAreCopiedAreFreeAtOnceAndTheirPiecesComeWhateverIsCut) {
+  int cuts = 0, copies = 0;
+  for (const bool returns : {true, false})
+    for (const size_t streams : {2, 3, 8})
+      for (const uint64_t room : {1'500, 4'000, 100'000})
+        for (uint64_t seed = 0; seed < 50; ++seed) {
+          World world(seed, streams, returns, Mutation::None, room);
+          ASSERT_EQ(world.run(), "") << "seed " << seed << ", " << streams << " streams, returns: " << returns << ", room "
+                                     << room;
+          cuts += world.cuts();
+          copies += world.copies();
+        }
+  EXPECT_GT(cuts, 1000) << "the schedules cut next to nothing";
+  EXPECT_GT(copies, 10'000) << "next to nothing was copied";
+}
+
 class StreamBookMutation : public testing::TestWithParam<Mutation> {};
 INSTANTIATE_TEST_SUITE_P(, StreamBookMutation,
                          testing::Values(Mutation::LostCountsOneLess, Mutation::LostCountsOneMore,
@@ -330,6 +374,76 @@ TEST_P(StreamBookMutation, IsFoundByTheSchedules) {
   for (const bool returns : {true, false})
     for (uint64_t seed = 0; seed < 150 && found.empty(); ++seed) found = World(seed, 3, returns, GetParam()).run();
   EXPECT_NE(found, "");
+}
+
+TEST(StreamWindows, APieceGoesByTheFirstStreamThatCanSendItAtOnceElseByTheOneThatCanSendMost) {
+  StreamWindows windows(1);
+  std::set<size_t> may{0, 1, 2};
+  const auto taker = [&](int64_t bytes) {  // of the streams in their order, as a link asks them
+    for (size_t s = 0; s < 3; ++s)
+      if (may.contains(s) && windows.takes(s, bytes, 3, [&](size_t o) { return may.contains(o); }))
+        return static_cast<int>(s);
+    return -1;
+  };
+  const auto give = [&](int64_t bytes) {
+    const int s = taker(bytes);
+    windows.gave(static_cast<size_t>(s), bytes);
+    return s;
+  };
+  windows.see(0, {.free = 100});
+  windows.see(1, {.free = 300});
+  windows.see(2, {.free = 200});
+  EXPECT_EQ(taker(100), 0) << "it fits there";
+  EXPECT_EQ(taker(150), 1);
+  EXPECT_EQ(taker(1000), 1) << "it fits nowhere";
+  std::vector<int> by;
+  for (int i = 0; i < 9; ++i) by.push_back(give(100));
+  EXPECT_EQ(by, (std::vector<int>{0, 1, 1, 1, 2, 2, 0, 1, 2})) << "then in turn, as each has as little room";
+  may = {1, 2};
+  windows.see(0, {.free = 1'000'000});
+  windows.see(1, {.free = -5});
+  windows.see(2, {.free = -4});
+  EXPECT_EQ(taker(100), 2) << "a stream that may not take any holds nobody up";
+}
+
+TEST(StreamWindows, NoMoreIsUnderWayThanHalfAsMuchAgainAsCameThroughInARoundTripAndAWindowMore) {
+  constexpr int64_t ms = 1'000'000, MiB = 1 << 20;
+  StreamWindows windows(80 * ms);
+  int64_t acknowledged = 0;
+  const auto look = [&](int64_t at, int64_t under_way) {
+    windows.look();
+    windows.see(0, {.free = 100 * MiB, .under_way = under_way, .acknowledged = acknowledged});
+    windows.looked(at);
+  };
+  const auto takes = [&] { return windows.takes(0, MiB, 1, [](size_t) { return true; }); };
+  look(1, 0);
+  EXPECT_EQ(windows.most(), 4 * MiB) << "nobody knows the way yet";
+  look(2, 3 * MiB);
+  EXPECT_TRUE(takes());
+  windows.gave(0, MiB);
+  EXPECT_FALSE(takes()) << "4 MiB are under way";
+  acknowledged = 10 * MiB;
+  look(80 * ms + 1, 0);
+  EXPECT_EQ(windows.most(), 17 * MiB);
+  look(120 * ms, 16 * MiB);
+  EXPECT_TRUE(takes());
+  look(121 * ms, 17 * MiB);
+  EXPECT_FALSE(takes());
+  acknowledged += 2 * MiB;  // less than before
+  look(160 * ms + 1, 0);
+  EXPECT_EQ(windows.most(), 10 * MiB - 10 * MiB / 8 + (10 * MiB - 10 * MiB / 8) / 2 + 2 * MiB);
+  for (int64_t at = 300; at < 10'000; at += 80) look(at * ms, 0);
+  EXPECT_EQ(windows.most(), 4 * MiB) << "nothing comes through any more";
+  acknowledged = 0;  // the stream was connected again
+  look(20'000 * ms, 0);
+  acknowledged = 8 * MiB;
+  look(20'160 * ms, 0);
+  EXPECT_EQ(windows.most(), 4 * MiB + 2 * MiB + 2 * MiB) << "in two round trips";
+  acknowledged = 26 * MiB;
+  look(20'280 * ms, 0);
+  EXPECT_EQ(windows.most(), 12 * MiB + 6 * MiB + 2 * MiB) << "in one and a half";
+  look(20'281 * ms, 0);
+  EXPECT_TRUE(windows.takes(0, 100 * MiB, 1, [](size_t) { return true; })) << "one piece may go in any case";
 }
 
 // ---- how pieces are spread ---------------------------------------------------------------------------------------------------

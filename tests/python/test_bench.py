@@ -544,6 +544,21 @@ def test_two_builds_are_compared_shape_by_shape_and_round_by_round(tmp_path: Pat
     assert "geometric mean" in ended.stdout
 
 
+def test_carriers_are_compared_by_turns_beside_a_raw_exchange(tmp_path: Path) -> None:
+    out = tmp_path / "carriers.json"
+    script = Path(__file__).resolve().parents[2] / "bench" / "carriers.py"
+    command = [sys.executable, str(script), "--bench", program(), "--rounds", "2", "--sizes", "8,256K", "--out", str(out)]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=patient(280), check=False)
+    if "libucp" in ended.stderr:
+        pytest.skip("libucp.so.0 is not on this machine (Debian: libucx0)")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(out.read_text())
+    assert len(found["rows"]) == 3 * 2 and list(found["raw_tcp"]) == ["262144"]
+    for row in found["rows"]:
+        for carrier in ("tcp", "ucx, its tcp", "ucx, its shared memory", "shared memory"):
+            assert 0 < row[carrier]["least"] <= row[carrier]["us"] <= row[carrier]["most"]
+
+
 def test_a_build_that_fails_ends_the_comparison_with_what_it_said() -> None:
     script = Path(__file__).resolve().parents[2] / "bench" / "builds.py"
     command = [sys.executable, str(script), "/bin/false", program()]

@@ -64,7 +64,7 @@ def operations(draw: st.DrawFn, world: int, slots: int) -> dict[str, Any]:
     out: dict[str, Any] = {
         "collective": collective, "dtype": dtype, "op": op, "root": draw(st.integers(0, world - 1)), "max_slots": slots,
         "chunk_bytes": draw(st.sampled_from([64, 128, 512, 1024])), "small_bytes": draw(st.sampled_from([0, 256])),
-        "far": draw(st.booleans()),
+        "far": draw(st.booleans()), "way_bytes": draw(st.sampled_from([0, 1000, 1 << 40])),
     }  # fmt: skip
     if collective == "all_to_all_v":
         rows = st.lists(st.one_of(st.just(0), count), min_size=world, max_size=world)
@@ -114,6 +114,22 @@ def test_bridged_all_reduce_crosses_exactly_the_bound(slots: int, sizes: list[in
     if dtype == "float32":
         assert verdict["link_bytes"] == 2 * (groups - 1) * n
     assert verdict["token_bytes"] == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=5), st.integers(1, 4000))
+def test_over_a_long_way_each_group_sends_its_whole_sum_to_each_other_where_that_is_worth_a_way(
+    sizes: list[int], lines: int
+) -> None:
+    islands = "".join(chr(ord("a") + i) * n for i, n in enumerate(sizes))
+    n, groups = lines * 64, len(sizes)
+    op = {"collective": "all_reduce", "dtype": "float32", "bytes": n, "chunk_bytes": 4096, "small_bytes": 0, "far": True}
+    more = (groups - 1) * (groups - 2) * n // groups  # bytes of a bridge, than in pieces
+    for way, crosses in ((more + n, groups * (groups - 1) * n), (more // 2, 2 * (groups - 1) * n)):
+        verdict = prove({"ranks": ranks_of(islands), "bridge": "tcp", "operations": [{**op, "way_bytes": way}]})
+        assert verdict["ok"], verdict["text"]
+        assert verdict["link_bytes"] == crosses
+        assert verdict["token_bytes"] == 0
 
 
 def test_hundreds_of_ranks() -> None:

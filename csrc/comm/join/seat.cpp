@@ -263,11 +263,22 @@ void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, 
   }
 }
 
+// How many data connections this rank has with each of those that it reaches by TCP: "1", or "1 to 3".
+std::string streams_text(const Making &m) {
+  const auto &processes = m.wiring.processes;
+  size_t least = SIZE_MAX, most = 0;
+  for (const auto &[peer, streams] : m.context().data_streams().report()) {
+    if (std::find(processes.begin(), processes.end(), peer) == processes.end()) continue;
+    least = std::min(least, streams.size());
+    most = std::max(most, streams.size());
+  }
+  return least < most ? formatted("{} to {}", least, most) : std::to_string(most);
+}
+
 void note_made(const Making &m, const std::string &library) {
   const topology::RankInfo &mine = m.offer.blob.info;
   const Device &device = m.offer.device;
   const size_t islands = m.map.topology.islands.size();
-  const int64_t streams = m.invitation.settings.integer(Setting::TcpStreams);
   const bool flat = m.map.memory.flat, ucx = m.agreement.carrier() == process::Carrier::Ucx;
   ISTHMUS_INFO("communicator '{}': rank {} of {} on {}{}, {} island{}{}{}, {}{}; tcp streams {}", m.invitation.name,
                m.invitation.number(), m.offer.blob.number.slots, mine.hostname,
@@ -276,10 +287,7 @@ void note_made(const Making &m, const std::string &library) {
                flat  ? "all in shared memory"
                : ucx ? "shared memory inside, ucx between them"
                      : "shared memory inside, tcp between them",
-               m.map.topology.measured ? ", bridges weighed by profiles" : "",
-               flat || ucx    ? "0"
-               : streams == 0 ? "one for each address that both have"
-                              : std::to_string(streams));
+               m.map.topology.measured ? ", bridges weighed by profiles" : "", flat || ucx ? "0" : streams_text(m));
 }
 
 }  // namespace

@@ -188,6 +188,10 @@ bool by_slots(const topology::Topology &t, const Operation &op) {
 }
 }  // namespace
 
+bool finishes_everywhere(const topology::Topology &t, const Operation &op) {
+  return op.request.bytes <= op.request.small_bytes || plan::takes_one_way(t, op.request);
+}
+
 uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology &t, const Operation &op,
                       const std::vector<uint64_t> &finished) {
   if (by_slots(t, op) || t.islands.size() == 1) return 0;
@@ -208,7 +212,7 @@ uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology 
   uint64_t sum = 0;
   switch (op.request.collective) {
     case Collective::AllReduce:  // one hop: everything to everybody; else 2 (k-1) n: to the owner of a part, and back
-      if (n <= op.request.small_bytes)
+      if (finishes_everywhere(t, op))
         for (size_t g = 0; g < k; ++g) sum += (k - 1) * n * factor(g);
       else
         for (size_t g = 0; g < k; ++g) sum += (n - finished[g]) * factor(g) + (k - 1) * finished[g];

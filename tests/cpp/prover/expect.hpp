@@ -37,6 +37,8 @@ struct Expected {
 Expected expected_of(const topology::Topology &t, const Operation &op, int index, int rank, uint32_t block,
                      Symbols &symbols);
 
+// Of an all_reduce: every group rounds all of it, and not each byte one group.
+bool finishes_everywhere(const topology::Topology &t, const Operation &op);
 // Bytes over all links, without tokens: so many, or at most so many where groups meet on hosts. `finished`: bytes that each group rounded (the owners' part of an all_reduce).
 uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology &t, const Operation &op,
                       const std::vector<uint64_t> &finished);

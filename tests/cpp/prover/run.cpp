@@ -962,12 +962,16 @@ class Run {
       const auto c = operations_[o].request.collective;
       uint64_t finished = 0;
       for (uint64_t f : finished_[o]) finished += f;
-      const bool leader_exchange = !planned_[o].flat && operations_[o].request.bytes <= operations_[o].request.small_bytes;
+      const bool everywhere = !planned_[o].flat && finishes_everywhere(planned_[o], operations_[o]);
       const bool island = planned_[o].islands.size() == 1 && !planned_[o].islands[0].ccl.empty();
-      if ((c == plan::Collective::AllReduce && !leader_exchange && !island && world_ > 1
+      if ((c == plan::Collective::AllReduce && !everywhere && !island && world_ > 1
                ? finished != operations_[o].request.bytes
                : false))
         object("operation {}: {} bytes were finished, not each once", o, finished);
+      if (!planned_[o].flat && plan::takes_one_way(planned_[o], operations_[o].request))
+        for (size_t g = 0; g < finished_[o].size(); ++g)
+          if (finished_[o][g] != operations_[o].request.bytes)
+            object("operation {}: group {} finished {} bytes, not all", o, g, finished_[o][g]);
       const uint64_t data = sum - tokens_[o], bound = bridge_bound(topology_, planned_[o], operations_[o], finished_[o]);
       if (by_hosts_[o] ? data > bound : data != bound)
         object("operation {}: {} bytes crossed the bridge, and the algorithm needs {}", o, data, bound);

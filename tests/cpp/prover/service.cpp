@@ -40,6 +40,7 @@ plan::Request request_of(const json &j) {
   r.chunk_bytes = j.value("chunk_bytes", r.chunk_bytes);
   r.max_slots = j.value("max_slots", r.max_slots);
   r.far = j.value("far", r.far);
+  r.way_bytes = j.value("way_bytes", r.way_bytes);
   r.small_bytes = j.value("small_bytes", r.small_bytes);
   r.in_place = j.value("in_place", false);
   return r;

@@ -1,4 +1,4 @@
-#include "process/side_by_side.hpp"
+#include "bootstrap/side_by_side.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -7,15 +7,10 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/own_thread.hpp"
+#include "net/wait.hpp"
 
-namespace isthmus::process {
-namespace {
-
-constexpr int64_t kLookNs = 20'000'000;  // between two looks of a thread that waits for the others
-
-}  // namespace
-
-SideBySide::SideBySide(std::vector<size_t> tasks, size_t most, Task task, const bootstrap::Look &look)
+namespace isthmus::bootstrap {
+SideBySide::SideBySide(std::vector<size_t> tasks, size_t most, Task task, const Look &look)
     : tasks_(std::move(tasks)), task_(std::move(task)), look_([this, look] { ask(look); }) {
   const size_t threads = std::min(tasks_.size(), most);
   try {
@@ -53,17 +48,18 @@ std::vector<SideBySide::Failed> SideBySide::take_failed() {
 // ---- on all threads ------------------------------------------------------------------------------------------------------------------
 
 void SideBySide::serve() noexcept {
+  const net::ThreadsOwnCheck goes_on([this] { check_goes_on(); });
   work([this] { check_goes_on(); });
   const Lock lock(mutex_);
   ++ended_;
   changed_.notify_all();
 }
 
-void SideBySide::work(const bootstrap::Look &look) noexcept {
+void SideBySide::work(const Look &look) noexcept {
   for (size_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_.size();) run(tasks_[i], look);
 }
 
-void SideBySide::run(size_t task, const bootstrap::Look &look) noexcept {
+void SideBySide::run(size_t task, const Look &look) noexcept {
   std::exception_ptr why;
   bool interrupted = false;
   try {
@@ -78,9 +74,10 @@ void SideBySide::run(size_t task, const bootstrap::Look &look) noexcept {
   failed_.push_back({task, std::move(why)});
 }
 
-void SideBySide::ask(const bootstrap::Look &look) {
+void SideBySide::ask(const Look &look) {
   check_goes_on();
   try {
+    net::check_interrupt();
     if (look) look();
   } catch (...) {
     end_all(std::current_exception());
@@ -103,4 +100,4 @@ void SideBySide::join() {
   threads_.clear();
 }
 
-}  // namespace isthmus::process
+}  // namespace isthmus::bootstrap

@@ -5,7 +5,8 @@
 //   a thread of ours                                  2, 5
 //
 // Each of the threads takes the next task that none has begun. An error of one task is that task's alone. What `look` throws, or an interrupt
-// (Error(Interrupted)) in any task, ends all: no task begins any more, and those that are under way hear it at their next look.
+// (Error(Interrupted)) in any task or in await(), ends all: no task begins any more, and those that are under way hear it at their next look, or in
+// a wait of net/wait.hpp.
 //
 // Thread rules: one thread makes it, calls it and ends it. `look` is asked by that thread alone. The tasks run on all.
 #pragma once
@@ -19,14 +20,14 @@
 #include "base/lock.hpp"
 #include "bootstrap/mesh.hpp"
 
-namespace isthmus::process {
+namespace isthmus::bootstrap {
 
 class SideBySide {
  public:
-  // One task, by its number. It asks its look at least every 20 ms while it waits, and lets pass what that throws.
-  using Task = std::function<void(size_t, const bootstrap::Look &)>;
+  // One task, by its number. While it waits it asks its look every 20 ms, or waits by net/wait.hpp, and lets pass what those throw.
+  using Task = std::function<void(size_t, const Look &)>;
   // Begins with `tasks`, on at most `most` threads, this one included; where no thread can be begun, on those that there are.
-  SideBySide(std::vector<size_t> tasks, size_t most, Task task, const bootstrap::Look &look);
+  SideBySide(std::vector<size_t> tasks, size_t most, Task task, const Look &look);
   ~SideBySide();  // waits for the tasks that are under way
   SideBySide(const SideBySide &) = delete;
   SideBySide &operator=(const SideBySide &) = delete;
@@ -43,16 +44,16 @@ class SideBySide {
 
  private:
   void serve() noexcept;
-  void work(const bootstrap::Look &look) noexcept;
-  void run(size_t task, const bootstrap::Look &look) noexcept;
-  void ask(const bootstrap::Look &look);
+  void work(const Look &look) noexcept;
+  void run(size_t task, const Look &look) noexcept;
+  void ask(const Look &look);
   void end_all(std::exception_ptr why) noexcept;
   void check_goes_on();
   void join();
 
   const std::vector<size_t> tasks_;
   const Task task_;
-  const bootstrap::Look look_;
+  const Look look_;
   std::atomic<size_t> next_{0};
   std::vector<std::thread> threads_;
   Mutex mutex_;
@@ -62,4 +63,4 @@ class SideBySide {
   std::vector<Failed> failed_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
-}  // namespace isthmus::process
+}  // namespace isthmus::bootstrap
