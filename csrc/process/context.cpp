@@ -33,8 +33,7 @@ struct Endings {
 };
 PerProcess<Endings> the_endings;
 constexpr std::chrono::seconds kMostAtExit{Links::kMostLeaveSeconds + 2};
-constexpr int kDescriptors =
-    4096;  // for some two thousand other processes; over long ways, with their connections, for four hundred
+constexpr int kDescriptors = 4096;  // for some two thousand other processes, or four hundred over long ways
 
 void await_endings() noexcept {
   Endings &endings = *the_endings;

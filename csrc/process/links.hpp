@@ -43,8 +43,8 @@ enum class Carrier : uint8_t { Memory, Tcp, Ucx };
 // How frames go to a process where they do not go through memory.
 struct Streams {
   Carrier carrier = Carrier::Tcp;
-  int count =
-      0;  // Tcp: connections; 0: one for each way that the two processes have to each other; bootstrap::kStreamsByDistance
+  // Tcp: connections. 0: one for each way that the two processes have to each other. Or bootstrap::kStreamsByDistance.
+  int count = 0;
   std::span<const std::byte> address;  // Ucx: of the other process' worker
 };
 

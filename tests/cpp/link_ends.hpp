@@ -157,6 +157,16 @@ inline bool drive(Link &link, FrameSink &inbox) {
   return moved;
 }
 
+// False: not in time. `drive` is called again and again; true: something moved.
+inline bool driven_until(const std::function<bool()> &what, const std::function<bool()> &drive) {
+  const Deadline deadline(isthmus_test::soon());
+  while (!what()) {
+    if (deadline.passed()) return what();
+    if (!drive()) std::this_thread::yield();
+  }
+  return true;
+}
+
 inline UcxLink &ucx(Link &link) { return dynamic_cast<UcxLink &>(link); }
 
 // Two links that know each other, of two workers that may use these transports. Null: this machine has no UCX.

@@ -36,12 +36,7 @@ class EveryLink : public testing::TestWithParam<Kind> {
     return drive(ends->there(), inbox) || moved;
   }
   bool eventually(const std::function<bool()> &what) {
-    const Deadline deadline(isthmus_test::soon());
-    while (!what()) {
-      if (deadline.passed()) return what();
-      if (!drive_both()) std::this_thread::yield();
-    }
-    return true;
+    return driven_until(what, [this] { return drive_both(); });
   }
   void until_stuck() {  // until nothing more moves
     while (drive_both()) {}

@@ -50,6 +50,13 @@ std::string text_of(const std::exception_ptr &why) {
   }
 }
 
+Code how_it_ends(SideBySide &all) {
+  try {
+    all.await();
+    return Code::Ok;
+  } catch (const Error &e) { return e.code(); }
+}
+
 std::vector<size_t> upto(size_t count) {
   std::vector<size_t> all;
   for (size_t i = 0; i < count; ++i) all.push_back(i);
@@ -172,11 +179,7 @@ TEST(SideBySide, AnInterruptInAnyTaskEndsAll) {
                  },
                  {});
   all.take_part();
-  Code code = Code::Ok;
-  try {
-    all.await();
-  } catch (const Error &e) { code = e.code(); }
-  EXPECT_EQ(code, Code::Interrupted);
+  EXPECT_EQ(how_it_ends(all), Code::Interrupted);
 }
 
 std::atomic<bool> interrupted = false;
@@ -194,12 +197,8 @@ TEST(SideBySide, TheCallingThreadIsInterruptedAlsoWhileItWaitsForTheOthers) {
                  },
                  {});
   all.take_part();
-  Code code = Code::Ok;
-  try {
-    all.await();
-  } catch (const Error &e) { code = e.code(); }
+  EXPECT_EQ(how_it_ends(all), Code::Interrupted);
   net::set_interrupt_check(nullptr);
-  EXPECT_EQ(code, Code::Interrupted);
 }
 
 TEST(SideBySide, ATaskThatWaitsWithoutALookHearsTheEnd) {

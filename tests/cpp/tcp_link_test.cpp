@@ -171,6 +171,12 @@ struct Cables {
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0) fail_system("socketpair", errno);
     return {UniqueFd(pair[0]), UniqueFd(pair[1])};
   }
+  void post_both(Letters &letters, Letters &answers) {  // by turns
+    for (size_t i = 0; i < letters.size(); ++i) {
+      ends->here().post(letters[i]);
+      ends->there().post(answers[i]);
+    }
+  }
   // What is under way is still read, as behind a FIN.
   void cut(int stream) { ASSERT_EQ(::shutdown(fds[0][stream], SHUT_RDWR), 0); }
   void connect_again(size_t stream, uint32_t generation) {
@@ -186,12 +192,7 @@ struct Cables {
     return drive(*ends->links[1], inbox) || moved;
   }
   bool eventually(const std::function<bool()> &what) {
-    const Deadline deadline(isthmus_test::soon());
-    while (!what()) {
-      if (deadline.passed()) return what();
-      if (!drive_both()) std::this_thread::yield();
-    }
-    return true;
+    return driven_until(what, [this] { return drive_both(); });
   }
   std::array<int, Streams> fds[2];
   Made ends;
@@ -226,10 +227,7 @@ TEST(TcpLink, WhicheverStreamsAreLostAllComesOnceByTheOthersAndInOrder) {
                    (long_way ? ", over a long way" : ""));
       Cables<4> c(64 * 1024, long_way);
       Letters letters = mixed(0, 40), answers = mixed(0, 40);
-      for (size_t i = 0; i < letters.size(); ++i) {
-        c.ends->here().post(letters[i]);
-        c.ends->there().post(answers[i]);
-      }
+      c.post_both(letters, answers);
       ASSERT_TRUE(c.eventually([&] { return c.inbox.order.size() >= after; }));
       c.cut(first);
       ASSERT_TRUE(c.eventually([&] { return c.inbox.order.size() >= after + 3; }));
@@ -479,10 +477,7 @@ TEST(TcpLink, ASilentStreamIsLostWhileAnotherAnswersAndAllComesByThat) {
     SCOPED_TRACE(stream);
     SilentCables c;
     Letters letters = mixed(0, 40), answers = mixed(0, 40);
-    for (size_t i = 0; i < letters.size(); ++i) {
-      c.ends->here().post(letters[i]);
-      c.ends->there().post(answers[i]);
-    }
+    c.post_both(letters, answers);
     ASSERT_TRUE(c.eventually([&] { return c.inbox.order.size() >= 3; }));
     c.silence(stream);
     ASSERT_TRUE(c.eventually([&] { return c.inbox.has(letters) && c.back.has(answers) && over(letters) && over(answers); }));
@@ -521,10 +516,7 @@ TEST(TcpLink,
      AfterASilenceALinkWithoutStreamsWaitsForNewConnections) {  // the ends may have taken one stream each for silent
   SilentCables c;
   Letters letters = mixed(0, 40), answers = mixed(0, 40);
-  for (size_t i = 0; i < letters.size(); ++i) {
-    c.ends->here().post(letters[i]);
-    c.ends->there().post(answers[i]);
-  }
+  c.post_both(letters, answers);
   ASSERT_TRUE(c.eventually([&] { return c.inbox.order.size() >= 3; }));
   c.silence(0);
   ASSERT_TRUE(c.eventually([&] { return !c.report(0, 0).connected && !c.report(1, 0).connected; }));
