@@ -1,8 +1,8 @@
 // Which of several streams takes the next piece over a long way, where a round trip counts for more than a rate; and how much may be under way.
 //
-// A kernel sends at once what a stream's congestion window has room for. What it does not is sent when acknowledgements come, a round trip on. So
-// a piece goes by a stream that can send it at once, the first such one: then short messages go by few streams, whose windows are wide for that.
-// Where none can, it goes by the one that can send most of it, or that has the least waiting.
+// A stream's rate is what its kernel knows of its share of the way. A stream that had little to send so far has a small one, and a piece may take
+// many round trips by it. So a piece goes by the stream by which its last byte leaves this host first, behind what waits there: by the first one of
+// several alike. Then all streams have sent their last piece at about the same time.
 //
 // The windows of all streams together may be far more than the way and its queues hold, and then packets are lost. So no more is under way than one
 // and a half times what came through in a round trip of late, and kMore; and kLeast in any case.
@@ -28,7 +28,8 @@ class StreamWindows {
   // Before see(), which is called for each stream.
   void look() noexcept { under_way_ = acknowledged_ = 0; }
   void see(size_t s, const net::Window &w) noexcept {
-    free_[s] = w.free;
+    waits_[s] = w.waits;
+    rate_[s] = w.rate;
     under_way_ += w.under_way;
     acknowledged_ += w.acknowledged;
   }
@@ -45,7 +46,7 @@ class StreamWindows {
     before_ = acknowledged_;
   }
   void gave(size_t s, int64_t bytes) noexcept {
-    free_[s] -= bytes;
+    waits_[s] += bytes;
     under_way_ += bytes;
   }
   int64_t most() const noexcept { return std::max(kLeast, came_ + came_ / 2 + kMore); }
@@ -53,18 +54,26 @@ class StreamWindows {
   template <class May>
   bool takes(size_t s, int64_t bytes, size_t streams, May may) const noexcept {
     if (under_way_ > 0 && under_way_ + bytes > most()) return false;
-    if (free_[s] >= bytes) return true;
-    for (size_t o = 0; o < streams; ++o)
-      if (o != s && may(o) && (free_[o] > free_[s] || (free_[o] == free_[s] && o < s))) return false;
+    const double mine = through(s, bytes);
+    for (size_t o = 0; o < streams; ++o) {
+      if (o == s || !may(o)) continue;
+      const double then = through(o, bytes);
+      if (then < mine || (then == mine && o < s)) return false;
+    }
     return true;
   }
 
  private:
+  // Seconds until the last of so many bytes more has left this host.
+  double through(size_t s, int64_t bytes) const noexcept {
+    return static_cast<double>(waits_[s] + bytes) / static_cast<double>(std::max<int64_t>(rate_[s], 1));
+  }
+
   const int64_t round_ns_;
-  std::array<int64_t, StreamBook::kMostStreams> free_{};  // may be negative: so much waits in the kernel
-  int64_t under_way_ = 0, acknowledged_ = 0;              // of all streams
-  int64_t began_ns_ = 0, before_ = 0;                     // when the round trip began, and what had been acknowledged then
-  int64_t came_ = 0;                                      // in a round trip, of late
+  std::array<int64_t, StreamBook::kMostStreams> waits_{}, rate_{};
+  int64_t under_way_ = 0, acknowledged_ = 0;  // of all streams
+  int64_t began_ns_ = 0, before_ = 0;         // when the round trip began, and what had been acknowledged then
+  int64_t came_ = 0;                          // in a round trip, of late
 };
 
 }  // namespace isthmus::link

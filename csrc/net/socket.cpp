@@ -186,8 +186,12 @@ int64_t least_round_trip_ns(int fd) noexcept {
 Window window(int fd) noexcept {
   LongTcpInfo info{};
   if (!ask(fd, info)) return {};
-  const int64_t segment = info.known.tcpi_snd_mss, sent = info.known.tcpi_unacked * segment, waits = info.not_sent;
-  return {info.known.tcpi_snd_cwnd * segment - sent - waits, sent + waits, static_cast<int64_t>(info.bytes_acked)};
+  Window w;
+  w.waits = info.not_sent;
+  w.under_way = w.waits + int64_t{info.known.tcpi_unacked} * info.known.tcpi_snd_mss;
+  w.acknowledged = static_cast<int64_t>(info.bytes_acked);
+  w.rate = static_cast<int64_t>(std::min<uint64_t>(info.pacing_rate, INT64_MAX));
+  return w;
 }
 
 int64_t most_under_way() {

@@ -43,9 +43,10 @@ int64_t most_under_way();
 
 // What the kernel does with what a TCP connection sends, in bytes. All zero for a Unix socket.
 struct Window {
-  int64_t free = 0;       // it would send so many at once, as far as it knows the way. Negative: so many wait already
-  int64_t under_way = 0;  // given to it and not acknowledged
+  int64_t waits = 0;      // given to it and not sent yet
+  int64_t under_way = 0;  // given to it and not acknowledged; these among them
   int64_t acknowledged = 0;
+  int64_t rate = 0;  // a second, of what it sends while more waits, from what it knows of the way; 0: not known
 };
 Window window(int fd) noexcept;
 

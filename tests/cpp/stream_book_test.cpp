@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <initializer_list>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -376,7 +377,7 @@ TEST_P(StreamBookMutation, IsFoundByTheSchedules) {
   EXPECT_NE(found, "");
 }
 
-TEST(StreamWindows, APieceGoesByTheFirstStreamThatCanSendItAtOnceElseByTheOneThatCanSendMost) {
+TEST(StreamWindows, APieceGoesByTheStreamByWhichItHasLeftFirst) {
   StreamWindows windows(1);
   std::set<size_t> may{0, 1, 2};
   const auto taker = [&](int64_t bytes) {  // of the streams in their order, as a link asks them
@@ -390,20 +391,25 @@ TEST(StreamWindows, APieceGoesByTheFirstStreamThatCanSendItAtOnceElseByTheOneTha
     windows.gave(static_cast<size_t>(s), bytes);
     return s;
   };
-  windows.see(0, {.free = 100});
-  windows.see(1, {.free = 300});
-  windows.see(2, {.free = 200});
-  EXPECT_EQ(taker(100), 0) << "it fits there";
-  EXPECT_EQ(taker(150), 1);
-  EXPECT_EQ(taker(1000), 1) << "it fits nowhere";
+  const auto see = [&](std::initializer_list<net::Window> all) {
+    windows.look();
+    size_t s = 0;
+    for (const net::Window &w : all) windows.see(s++, w);
+  };
+  see({{.rate = 100}, {.rate = 300}, {.rate = 100}});
   std::vector<int> by;
-  for (int i = 0; i < 9; ++i) by.push_back(give(100));
-  EXPECT_EQ(by, (std::vector<int>{0, 1, 1, 1, 2, 2, 0, 1, 2})) << "then in turn, as each has as little room";
+  for (int i = 0; i < 10; ++i) by.push_back(give(100));
+  EXPECT_EQ(by, (std::vector<int>{1, 1, 0, 1, 2, 1, 1, 0, 1, 2})) << "three fifths by the one that is three times as fast";
+  see({{.waits = 250, .rate = 100}, {.waits = 1000, .rate = 300}, {.waits = 300, .rate = 100}});
+  EXPECT_EQ(taker(1), 0) << "what waits leaves first";
+  EXPECT_EQ(taker(1000), 1) << "the longer the piece, the less does it count";
   may = {1, 2};
-  windows.see(0, {.free = 1'000'000});
-  windows.see(1, {.free = -5});
-  windows.see(2, {.free = -4});
-  EXPECT_EQ(taker(100), 2) << "a stream that may not take any holds nobody up";
+  EXPECT_EQ(taker(1), 2) << "a stream that may not take any holds nobody up";
+  may = {0, 1, 2};
+  see({{}, {}, {}});
+  by.clear();
+  for (int i = 0; i < 6; ++i) by.push_back(give(100));
+  EXPECT_EQ(by, (std::vector<int>{0, 1, 2, 0, 1, 2})) << "in turn where no rate is known";
 }
 
 TEST(StreamWindows, NoMoreIsUnderWayThanHalfAsMuchAgainAsCameThroughInARoundTripAndAWindowMore) {
@@ -412,7 +418,7 @@ TEST(StreamWindows, NoMoreIsUnderWayThanHalfAsMuchAgainAsCameThroughInARoundTrip
   int64_t acknowledged = 0;
   const auto look = [&](int64_t at, int64_t under_way) {
     windows.look();
-    windows.see(0, {.free = 100 * MiB, .under_way = under_way, .acknowledged = acknowledged});
+    windows.see(0, {.under_way = under_way, .acknowledged = acknowledged});
     windows.looked(at);
   };
   const auto takes = [&] { return windows.takes(0, MiB, 1, [](size_t) { return true; }); };
