@@ -41,7 +41,7 @@ PACKAGES = {
 }
 # Built with headers that are made elsewhere: programs of other libraries, for developers.
 OUTSIDE = ("bench/interpose", "bench/kernels")
-TOGETHER = 8  # sources that are read at once
+TOGETHER = 30  # sources that are read at once
 COMMAND = (
     *("clang++", "-fsyntax-only", "-std=c++20", "-Wno-everything", "-Wthread-safety", "-Werror=thread-safety"),
     "-DISTHMUS_ASSERTIONS=1",

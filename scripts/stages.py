@@ -131,7 +131,9 @@ class Stage:
         """Runs the tests with this label, some side by side: most of them wait. Keeps each one's cases for tests/suite."""
         program, _, case = self.asked.only.partition(":")
         chosen = ("-R", f"^{program}(_[0-9]+_of_[0-9]+)?$") if program else ("-L", label) if label else ()
-        given: dict[str, str] = {} if self.asked.everything or program else {"SUITE_SHARE": str(self.asked.share)}
+        # Of a test that says SANITIZED one sanitizer takes what the other leaves out.
+        share = self.asked.share + (self.name == "tsan")
+        given: dict[str, str] = {} if self.asked.everything or program else {"SUITE_SHARE": str(share)}
         self.cases.mkdir(parents=True)
         if self.asked.part and not program:
             choice = self.choose(self.asked.part, build, chosen)

@@ -19,6 +19,7 @@ import os
 import random
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("isthmus")
     share = os.environ.get("SUITE_SHARE", "all")
     group.addoption("--share", default=share, help="the share of each long product: any text, or 'all' (default)")
+    group.addoption("--one-in", default=1, type=int, help="of each file one test in so many, which the share chooses")
     group.addoption("--shuffle", default="", help="runs the tests in a random order that this text decides")
     # Not left to the processes that tests start, and their pytest.
     part = os.environ.pop("SUITE_PART", "")
@@ -69,6 +71,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for (_, of), cases in products.items():
         names = {case.nodeid for case in cases}
         left_out |= names - chosen(names, config.getoption("--share"), of)
+    if (of := config.getoption("--one-in")) > 1:
+        names = {item.nodeid for item in items} - left_out
+        left_out |= outside({"whole": [], "seed": config.getoption("--share"), "of": of}, names)
     if part := json.loads(config.getoption("--part") or "{}"):
         left_out |= outside(part, [item.nodeid for item in items if item.nodeid not in left_out])
         left_out -= set(part["failed"])
@@ -81,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(config.getoption("--shuffle")).shuffle(items)
 
 
-def outside(part: dict[str, Any], names: list[str]) -> set[str]:
+def outside(part: dict[str, Any], names: Iterable[str]) -> set[str]:
     """The tests that are not of this part."""
     files: dict[str, set[str]] = defaultdict(set)
     for name in names:

@@ -99,19 +99,19 @@ class Hosts:
         for n, name in enumerate(self.names):
             ip("-n", name, "link", "set", f"second{n}", state)
 
-    def silence(self, cable: str) -> None:
-        """What is sent by "cable" or "second" reaches nobody from now on, and no host is told: each sends to a stranger's
-        address of hardware.
+    def silence(self, cable: str, ends: Sequence[int] = (0, 1)) -> None:
+        """What these hosts send by "cable" or "second" reaches nobody from now on, and no host is told: each sends to a
+        stranger's address of hardware.
         """
-        self._neighbours(cable, "replace", "lladdr", "02:00:00:00:0b:ad", "nud", "permanent")
+        self._neighbours(cable, ends, "replace", "lladdr", "02:00:00:00:0b:ad", "nud", "permanent")
 
-    def restore(self, cable: str) -> None:
-        self._neighbours(cable, "del")
+    def restore(self, cable: str, ends: Sequence[int] = (0, 1)) -> None:
+        self._neighbours(cable, ends, "del")
 
-    def _neighbours(self, cable: str, verb: str, *words: str) -> None:
+    def _neighbours(self, cable: str, ends: Sequence[int], verb: str, *words: str) -> None:
         network = {"cable": ADDRESSES["IPv4"], "second": "10.213.8.{}"}[cable]
-        for n, name in enumerate(self.names):
-            ip("-n", name, "neighbour", verb, network.format(2 - n), *words, "dev", f"{cable}{n}")
+        for n in ends:
+            ip("-n", self.names[n], "neighbour", verb, network.format(2 - n), *words, "dev", f"{cable}{n}")
 
     def sent(self, cable: str) -> int:
         """Bytes that both ends of "cable" or "second" have sent."""

@@ -52,7 +52,9 @@ size_t Arena::reserve_limit() const noexcept {
 }
 
 Arena::Taken Arena::take(ArenaRegion &region, size_t bytes, const char *what) {
-  return {region.allocate(bytes, what), region.pinned()};
+  const uint64_t fresh = region.fresh();
+  const uint64_t offset = region.allocate(bytes, what);
+  return {offset, region.pinned() && offset < fresh ? std::min<size_t>(bytes, fresh - offset) : 0};
 }
 
 uint64_t Arena::allocate_mailbox(size_t bytes) {
@@ -66,7 +68,7 @@ uint64_t Arena::allocate_staging(size_t bytes, Fill fill) {
     const Lock lock(mutex_);
     taken = take(staging_, bytes, "ISTHMUS_STAGING_BYTES");
   }
-  if (fill == Fill::Zeros && taken.dirty) std::memset(base() + taken.offset, 0, bytes);
+  if (fill == Fill::Zeros && taken.dirty != 0) std::memset(base() + taken.offset, 0, taken.dirty);
   return taken.offset;
 }
 
@@ -81,7 +83,7 @@ uint64_t Arena::allocate_reserve(size_t bytes) {
     const Lock lock(mutex_);
     taken = take(reserve_, bytes, "the reserve, as much again as ISTHMUS_STAGING_BYTES");
   }
-  if (taken.dirty) std::memset(base() + taken.offset, 0, bytes);
+  if (taken.dirty != 0) std::memset(base() + taken.offset, 0, taken.dirty);
   return taken.offset;
 }
 

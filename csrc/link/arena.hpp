@@ -73,7 +73,7 @@ class Arena {
  private:
   struct Taken {
     uint64_t offset = 0;
-    bool dirty = false;  // kept pages, which have what their last owner wrote
+    size_t dirty = 0;  // bytes at its beginning that may hold what their last owner wrote: their pages were kept
   };
   static Taken take(ArenaRegion &region, size_t bytes, const char *what);
   void release(ArenaRegion &region, uint64_t offset) noexcept ISTHMUS_REQUIRES(mutex_);

@@ -13,11 +13,12 @@ namespace isthmus::link {
 
 class ArenaRegion {
  public:
-  ArenaRegion(uint64_t begin, size_t bytes) : begin_(begin), bytes_(bytes), free_{{begin, bytes}} {}
+  ArenaRegion(uint64_t begin, size_t bytes) : begin_(begin), bytes_(bytes), fresh_(begin), free_{{begin, bytes}} {}
 
   size_t bytes() const noexcept { return bytes_; }
   size_t used() const noexcept { return used_; }
   bool pinned() const noexcept { return pinned_; }
+  uint64_t fresh() const noexcept { return fresh_; }  // from here on nobody has had any of it
 
   // The lowest place that fits, of whole pages. Error(Resource): there is none. `what`: the region, for the text.
   uint64_t allocate(size_t bytes, const char *what) {
@@ -33,6 +34,7 @@ class ArenaRegion {
     if (size > bytes) free_.emplace(offset + bytes, size - bytes);
     taken_.emplace(offset, bytes);
     used_ += bytes;
+    fresh_ = std::max(fresh_, offset + bytes);
     return offset;
   }
 
@@ -86,6 +88,7 @@ class ArenaRegion {
   static constexpr size_t kPage = 4096;
   const uint64_t begin_;
   size_t bytes_, used_ = 0;
+  uint64_t fresh_;
   std::map<uint64_t, size_t> free_, taken_;  // offset -> bytes
   bool pinned_ = false;
 };

@@ -356,18 +356,22 @@ void TcpLink::let_go() noexcept {
 }
 
 Link::Left TcpLink::left() const noexcept {
-  const bool queued = !ordered_.empty() || !bulk_.empty() || writing_.load(std::memory_order_relaxed) != 0;
-  Left left{queued, static_cast<int64_t>(bytes_sent.load(std::memory_order_relaxed))};
-  if (!several_ || dead_.load(std::memory_order_relaxed)) return left;
-  const StreamBook::Owes owes = book_.owes();
-  left.any = queued || waiting_.load(std::memory_order_relaxed) != 0 || kept_ != 0 || owes.again;
-  left.through = 0;
+  Left left;
+  left.any = !ordered_.empty() || !bulk_.empty() || writing_.load(std::memory_order_relaxed) != 0;
+  if (dead_.load(std::memory_order_relaxed)) return left;
+  StreamBook::Owes owes;
+  if (several_) {
+    owes = book_.owes();
+    left.any = left.any || waiting_.load(std::memory_order_relaxed) != 0 || kept_ != 0 || owes.again;
+  }
   for (const auto &s : streams_) {
     if (s->over.load(std::memory_order_relaxed)) continue;
-    // Frames that are confirmed at leisure are safe once the other host has them.
+    net::answer_now(s->socket.get());  // the peer may end as well
+    // What the other host's kernel has is safe, also frames that are confirmed at leisure.
     const net::Window window = net::window(s->socket.get());
     left.through += window.acknowledged;
-    left.any = left.any || (s->mute ? owes.any : window.under_way > 0 || book_.to_tell(s->index));
+    const bool to_tell = several_ && book_.to_tell(s->index);
+    left.any = left.any || (s->mute ? owes.any : window.under_way > 0 || to_tell);
   }
   return left;
 }

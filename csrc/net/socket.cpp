@@ -164,6 +164,11 @@ int64_t longest_delay_ns(int fd) noexcept {
   return ::getsockopt(fd, IPPROTO_TCP, kDelayMax, &us, &n) == 0 && us > 0 ? int64_t{us} * 1000 : 0;
 }
 
+void answer_now(int fd) noexcept {
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &on, sizeof on);
+}
+
 // What the kernel tells behind the part that <netinet/tcp.h> knows; <linux/tcp.h> and that do not go together.
 struct LongTcpInfo {
   tcp_info known;

@@ -35,6 +35,7 @@ void limit_unsent(int fd, int bytes) noexcept;
 // delayed where one or two segments came, or where the process does not read. This is how long it may be at most, which the other side has to
 // be told; 0: the kernel does not say (Linux before 6.15), and 40 ms is usual, and 200 possible.
 int64_t longest_delay_ns(int fd) noexcept;
+void answer_now(int fd) noexcept;  // what has come, without that delay: the other side ends, and waits for it
 // The shortest round trip that the kernel has seen on a TCP connection; 0: it does not say (before Linux 4.6), or has seen none.
 int64_t least_round_trip_ns(int fd) noexcept;
 // Bytes that a TCP connection of this host has sent and holds until they are acknowledged, at most (net.ipv4.tcp_wmem, or what tcp_rmem lets come);

@@ -32,7 +32,7 @@ struct Endings {
   std::thread::id by ISTHMUS_GUARDED_BY(mutex);
 };
 PerProcess<Endings> the_endings;
-constexpr std::chrono::seconds kMostAtExit{Links::kMostLeaveSeconds + 2};
+constexpr std::chrono::seconds kMostAtExit{Links::kMostLeaveSeconds + 12};
 constexpr int kDescriptors = 4096;  // for some two thousand other processes, or four hundred over long ways
 
 void await_endings() noexcept {
@@ -137,7 +137,7 @@ Context::~Context() {
   progress_.end();
   workers_.end();
   devices_.end();
-  if (links_.need_driving()) links_.let_leave();
+  links_.let_leave();
   data_streams_.end();  // until here, streams that were lost are connected again
   mesh_->shut_down();   // no more events; events that come until then still use the rooms
 }

@@ -233,7 +233,7 @@ void Links::let_leave() noexcept {
 }
 
 bool Links::LinkSlot::may_leave() noexcept {
-  constexpr int64_t kStillNs = 3'000'000'000;  // by then what was lost has been sent again twice, over any way
+  constexpr int64_t kStillNs = 5'000'000'000;  // by then what was lost has been sent four times, over any way
   if (!sockets || broken_ns.load(std::memory_order_acquire) != 0 || peer->lost.load(std::memory_order_acquire)) return true;
   if (!link->try_turn()) return false;
   const link::Link::Left left = link->left();

@@ -71,7 +71,7 @@ class Links final {
   // they have sent may not have left this process yet, and several streams have to notice the loss of one.
   bool need_driving() const noexcept { return need_driving_.load(std::memory_order_acquire); }
   // For the end of the process's use: drives the links that still hold what was sent, each until it does no more, or until nothing more of it has got
-  // through for three seconds. At most kMostLeaveSeconds: by a long way some MiB are under way, and none of them may be lost.
+  // through for five seconds. At most kMostLeaveSeconds: by a long way some MiB are under way, and none of them may be lost.
   static constexpr int kMostLeaveSeconds = 30;
   void let_leave() noexcept;
   // Those that were not let go.

@@ -47,6 +47,21 @@ TEST(Arena, KeepsThePagesThatADeviceHasPinned) {
   EXPECT_TRUE(zero(arena, again, 2 * kPage));
 }
 
+TEST(Arena, ClearsWhatAnOwnerHadOfPinnedMemoryAndTouchesNoPageThatNobodyHad) {
+  Arena arena(16 * kPage);
+  arena.is_pinned(link::Arena::Pinned::Staging, 16 * kPage);
+  const uint64_t first = arena.allocate_staging(2 * kPage);
+  EXPECT_FALSE(resident(arena, first))
+      << "a ring of many MiB, of which little is used, costs a page for each that is touched";
+  std::memset(arena.base() + first, 7, 2 * kPage);
+  arena.free_staging(first);
+  const uint64_t longer = arena.allocate_staging(6 * kPage);
+  ASSERT_EQ(longer, first);
+  EXPECT_FALSE(resident(arena, longer + 2 * kPage));
+  EXPECT_FALSE(resident(arena, longer + 5 * kPage));
+  EXPECT_TRUE(zero(arena, longer, 6 * kPage));
+}
+
 TEST(Arena, AllocatesInThePinnedPartOnly) {
   Arena arena(16 * kPage);
   const uint64_t before = arena.allocate_staging(6 * kPage), beyond = arena.allocate_staging(4 * kPage);

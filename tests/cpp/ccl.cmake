@@ -8,8 +8,8 @@ isthmus_test(test_island SOURCES ${here}/island_test.cpp FLOORS api PROVES threa
 isthmus_test(test_nccl SOURCES ${here}/nccl_test.cpp FLOORS ccl LIBRARIES ${CMAKE_DL_LIBS} THREADS PROVES memory)
 isthmus_test(test_hccl SOURCES ${here}/hccl_test.cpp FLOORS ccl LIBRARIES ${CMAKE_DL_LIBS} THREADS PROVES memory)
 isthmus_test(test_device_rank SOURCES ${here}/device_rank_test.cpp ${here}/device_message_test.cpp ${here}/stuck_call_test.cpp
-             FLOORS api LIBRARIES ${CMAKE_DL_LIBS} ARGUMENTS --gtest_filter=-Fleets/* PROVES memory threads TIMEOUT 1800 COST 300)
-isthmus_run(test_device_rank_fleets PROGRAM test_device_rank ARGUMENTS --gtest_filter=Fleets/* PROVES memory threads PRODUCT 3
+             FLOORS api LIBRARIES ${CMAKE_DL_LIBS} ARGUMENTS --gtest_filter=-Fleets/* PROVES memory threads SANITIZED 2 TIMEOUT 1800 COST 300)
+isthmus_run(test_device_rank_fleets PROGRAM test_device_rank ARGUMENTS --gtest_filter=Fleets/* PROVES memory threads PRODUCT 3 SANITIZED 2
             TIMEOUT 1800 COST 250)
 # Every collective, dtype and op on fleets of every vendor.
 isthmus_test(test_fleet_matrix SOURCES ${here}/fleet_matrix_test.cpp FLOORS api LIBRARIES test_matrix_data ${CMAKE_DL_LIBS}

@@ -323,6 +323,25 @@ TEST(TcpLink, AProcessThatEndsOnceItsLinkIsIdleHasLostNothing) {
   }
 }
 
+TEST(TcpLink, AProcessThatEndsOnceItsOneStreamIsIdleHasLostNothingAlsoWhereThePeerStillSends) {
+  Cables<1> c(loopback_connections(1), 32 * 1024);
+  const int much = 1 << 20;  // the sending kernel holds all of it
+  ASSERT_EQ(::setsockopt(c.fds[0][0], SOL_SOCKET, SO_SNDBUF, &much, sizeof much), 0);
+  Letters letters, back;
+  for (uint64_t id = 1; id <= 5; ++id) letters.emplace_back(FrameKind::PlanData, id, 40'000);
+  for (Letter &l : letters) c.ends->here().post(l);
+  for (int i = 0; i < 10; ++i) drive(*c.ends->links[0], c.back);
+  ASSERT_TRUE(over(letters)) << "the operations have ended, and the process may end as well";
+  ASSERT_TRUE(c.eventually([&] { return c.ends->here().idle(); }));
+  c.ends->links[0].reset();
+  back.emplace_back(FrameKind::Message, 1, 10);
+  c.ends->there().post(back[0]);
+  const Deadline deadline(isthmus_test::soon());
+  while (!c.inbox.has(letters) && c.inbox.ends.empty() && !deadline.passed()) drive(*c.ends->links[1], c.inbox);
+  ASSERT_TRUE(c.inbox.has(letters)) << (c.inbox.ends.empty() ? "" : c.inbox.ends[0]);
+  for (const Letter &l : letters) expect_whole(c.inbox, l);
+}
+
 TEST(TcpLink, OverALongWayAStreamThatThePeerDoesNotReadHoldsUpNoOther) {
   Cables<2> c(64 * 1024, true);
   bool open = false;

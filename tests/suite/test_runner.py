@@ -64,6 +64,32 @@ def test_parts_of_a_cpp_program_run_one_share_of_its_cases_together() -> None:
     assert sorted(sum(every, [])) == [(6, index) for index in range(6)]
 
 
+@pytest.mark.parametrize("share", [0, 7, 67639959])
+def test_a_sanitizer_takes_the_half_that_the_other_leaves_out(
+    share: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "SUITE", tmp_path)
+    halves = []
+    for name in ("asan", "tsan"):
+        stage, given = stages.Stage(name, stages.Run(share=share)), {}
+        monkeypatch.setattr(stage, "run", lambda *_, env, given=given: given.update(env) or "")
+        stage.ctest(tmp_path, "proves", {})
+        halves += shards(given["SUITE_SHARE"], 2, 1)
+    assert sorted(halves) == [(2, 0), (2, 1)]
+
+
+def test_one_test_in_two_is_taken_of_a_file_and_another_share_takes_the_others() -> None:
+    def collected(*words: str) -> frozenset[str]:
+        command = [sys.executable, "-m", "pytest", "-q", "--co", "-p", "no:cacheprovider", *words]
+        command.append("tests/suite/test_layers.py")
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return frozenset(line for line in said.splitlines() if "::" in line)
+
+    halves = {collected("--one-in", "2", "--share", str(share)) for share in range(5)}
+    assert len(halves) == 2
+    assert frozenset().union(*halves) == collected() and not frozenset.intersection(*halves)
+
+
 def test_without_a_share_the_parts_run_all_of_it() -> None:
     assert shards("", 3, 2) == [(2, 0), (2, 1)]
 
