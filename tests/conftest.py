@@ -71,10 +71,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for (_, of), cases in products.items():
         names = {case.nodeid for case in cases}
         left_out |= names - chosen(names, config.getoption("--share"), of)
+    part = json.loads(config.getoption("--part") or "{}")
     if (of := config.getoption("--one-in")) > 1:
         names = {item.nodeid for item in items} - left_out
-        left_out |= outside({"whole": [], "seed": config.getoption("--share"), "of": of}, names)
-    if part := json.loads(config.getoption("--part") or "{}"):
+        left_out |= outside({"whole": part.get("whole", []), "seed": config.getoption("--share"), "of": of}, names)
+    if part:
         left_out |= outside(part, [item.nodeid for item in items if item.nodeid not in left_out])
         left_out -= set(part["failed"])
     # A test that is asked for by its name is run, whatever its share.

@@ -14,9 +14,6 @@
 namespace isthmus::bootstrap {
 namespace {
 
-constexpr int64_t kFarewellNs = 250'000'000;  // for messages that are still queued when the mesh is destroyed
-constexpr int kUnheardBeats =
-    50;  // in which nothing of what was said last got through: of 100 ms each, it has been sent four times
 constexpr int64_t kAlongNs = 250'000'000;  // longer than that no message waits for a heartbeat with which it goes along
 constexpr size_t kReadsAtOnce = 64;        // reads of one peer before the others have their turn
 constexpr int kEndingMs = 100;             // from the close of a process's descriptors to its end
@@ -42,32 +39,6 @@ std::vector<Arrival> take_closed(std::map<Bytes16, Arrival> &arrivals, const std
     at = arrivals.erase(at);
   }
   return out;
-}
-
-// A kernel that gets something for a TCP connection that was closed, or closes one with bytes that were not read, resets it. What it would have had
-// to send again, because a packet was lost, is gone then: a rank's leaving, the reason of an abort. So the connections are read until the kernels
-// of the peers have everything.
-void see_through(std::vector<pollfd> connections, int64_t unheard_ns) {
-  struct Got {
-    int64_t bytes = -1, since_ns = 0;
-  };
-  std::map<int, Got> got;
-  std::array<std::byte, 4096> unread;
-  const auto over = [&](const pollfd &connection) {
-    ssize_t n = 1;
-    for (int reads = 0; reads < 256 && n > 0; ++reads) n = net::recv_some(connection.fd, unread);
-    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) return true;
-    net::answer_now(connection.fd);  // the peer may end as well
-    const net::Window window = net::window(connection.fd);
-    Got &theirs = got[connection.fd];
-    if (window.acknowledged != theirs.bytes) theirs = {window.acknowledged, now_ns()};
-    return window.under_way == 0 || now_ns() - theirs.since_ns > unheard_ns;
-  };
-  for (;;) {
-    std::erase_if(connections, over);
-    if (connections.empty()) return;
-    static_cast<void>(::poll(connections.data(), connections.size(), 1));  // nothing tells when bytes are acknowledged
-  }
 }
 
 }  // namespace
@@ -397,31 +368,6 @@ void Mesh::State::beat(Peer &peer) {
   const auto body = encode(Beat{static_cast<uint32_t>(heartbeat_ns / 1'000'000), p.had});
   const Lock lock(p.mutex);
   if (p.control && p.out.idle()) queue(p, peer.index, static_cast<uint16_t>(Own::Heartbeat), body);
-}
-
-void Mesh::State::farewell() noexcept {
-  try {
-    const Deadline deadline = Deadline::at_ns(now_ns() + kFarewellNs);
-    std::vector<pollfd> waiting;
-    for (bool first = true; first || (!waiting.empty() && !deadline.passed()); first = false) {
-      if (!first) static_cast<void>(::poll(waiting.data(), waiting.size(), deadline.left_ms()));
-      waiting.clear();
-      for (uint32_t i = 0; Peer *peer = find(i); ++i) {
-        Peer::State &p = *peer->state_;
-        const Lock lock(p.mutex);
-        if (!p.control) continue;
-        if (first) p.out.add(static_cast<uint16_t>(Own::Bye), {});
-        p.out.flush(p.control.get());
-        if (!p.out.empty()) waiting.push_back({p.control.get(), POLLOUT, 0});
-      }
-    }
-    std::vector<pollfd> controls;  // this thread alone closes them
-    for (uint32_t i = 0; Peer *peer = find(i); ++i) {
-      const Lock lock(peer->state_->mutex);
-      if (peer->state_->control) controls.push_back({peer->state_->control.get(), POLLIN, 0});
-    }
-    see_through(std::move(controls), kUnheardBeats * heartbeat_ns);
-  } catch (...) {}  // out of memory: the peers see that the connections close
 }
 
 }  // namespace isthmus::bootstrap

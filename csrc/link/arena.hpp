@@ -64,8 +64,9 @@ class Arena {
   void place_staging(int node);
   // As the kernel has it, once a device has pinned staging.
   StagingPages staging_pages() const;
-  // The first `bytes` of staging, or of the reserve, are pinned for a device. From now on such memory is allocated there, and freed pages are kept.
-  // A page that went back to the system would come again as another page, and the device would go on writing to the first.
+  // The first `bytes` of staging, or of the reserve, are pinned for a device, or about to be, since another thread may free some meanwhile. From
+  // now on such memory is allocated there, and freed pages are kept. A page that went back to the system would come again as another page, and
+  // the device would go on writing to the first.
   enum class Pinned : uint8_t { Staging, Reserve };
   void is_pinned(Pinned which, size_t bytes);
   void keep_mapped() noexcept { mapping_.keep(); }  // until the process ends

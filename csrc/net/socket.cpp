@@ -199,6 +199,11 @@ Window window(int fd) noexcept {
   return w;
 }
 
+int64_t unacknowledged(int fd) noexcept {
+  int bytes = 0;
+  return ::ioctl(fd, SIOCOUTQ, &bytes) == 0 ? bytes : 0;
+}
+
 int64_t most_under_way() {
   const auto third = [](const char *path) {  // of three numbers: the most that the kernel gives a connection by itself
     std::istringstream numbers(read_small_file(path));

@@ -50,6 +50,7 @@ struct Window {
   int64_t rate = 0;  // a second, of what it sends while more waits, from what it knows of the way; 0: not known
 };
 Window window(int fd) noexcept;
+int64_t unacknowledged(int fd) noexcept;  // to the byte, where `under_way` counts whole segments. Of a TCP connection
 
 // Which of the kernel's algorithms decides how much is under way on a TCP connection, and how fast it goes: "cubic", "bbr". 0 or an errno, as
 // ENOENT: the kernel has none of that name; EPERM: this process may not have it.

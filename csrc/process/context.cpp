@@ -168,6 +168,7 @@ void Context::raised(std::string_view what) noexcept {
     return why.raiser >= 0 && why.raiser != rank->rank();
   });
   for (const auto &rank : all) rank->raised(what, first);
+  c->mesh_->await_heard();  // this process may end at once
 }
 
 Context::Raiser Context::raiser() noexcept {

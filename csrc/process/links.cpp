@@ -219,22 +219,26 @@ bool Links::LinkSlot::drive() {
 void Links::let_leave() noexcept {
   const Deadline most(kMostLeaveSeconds);
   const uint32_t n = counts_.made.load(std::memory_order_acquire);
-  for (bool left = true; left && !most.passed();) {
-    left = false;
-    bool moved = false;
+  for (;;) {
+    bool left = false, moved = false;
+    for (uint32_t i = 0; i < n; ++i) left |= !link_table_[i].load(std::memory_order_acquire)->may_leave();
+    if (!left || most.passed()) return;
+    // Links that owe nothing are read, too: their other end may be ending as well, and wait for that.
     for (uint32_t i = 0; i < n; ++i) {
       LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
-      if (slot.may_leave()) continue;
-      left = true;
-      moved |= slot.drive();
+      if (slot.carries()) moved |= slot.drive();
     }
-    if (left && !moved) ::usleep(200);
+    if (!moved) ::usleep(200);
   }
+}
+
+bool Links::LinkSlot::carries() const noexcept {
+  return sockets && broken_ns.load(std::memory_order_acquire) == 0 && !peer->lost.load(std::memory_order_acquire);
 }
 
 bool Links::LinkSlot::may_leave() noexcept {
   constexpr int64_t kStillNs = 5'000'000'000;  // by then what was lost has been sent four times, over any way
-  if (!sockets || broken_ns.load(std::memory_order_acquire) != 0 || peer->lost.load(std::memory_order_acquire)) return true;
+  if (!carries()) return true;
   if (!link->try_turn()) return false;
   const link::Link::Left left = link->left();
   link->end_turn();

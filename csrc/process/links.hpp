@@ -117,8 +117,9 @@ class Links final {
     }
     void received(const link::FrameHeader &h) override { all.received(h); }
     void broken(const std::string &why) override;
-    bool drive();               // one try; true if something moved
-    bool may_leave() noexcept;  // for let_leave(): nothing is owed any more, or nothing more of it gets through
+    bool drive();                   // one try; true if something moved
+    bool carries() const noexcept;  // by sockets, to a process that is not lost
+    bool may_leave() noexcept;      // for let_leave(): nothing is owed any more, or nothing more of it gets through
 
     Links &all;
     bootstrap::Peer *peer = nullptr;

@@ -104,6 +104,7 @@ std::pair<std::byte *, size_t> OpenDevices::pin_most(OpenDevice &d, std::byte *m
 void OpenDevices::register_arena(OpenDevice &d) {
   const int node = d.runtime->numa(d.device);
   arena_.place_staging(node);
+  arena_.is_pinned(link::Arena::Pinned::Staging, arena_.staging_limit());
   const auto [there, bytes] = pin_most(d, arena_.staging_begin(), arena_.staging_limit());
   arena_.is_pinned(link::Arena::Pinned::Staging, bytes);
   const link::StagingPages pages = arena_.staging_pages();
@@ -120,6 +121,7 @@ std::byte *OpenDevices::reserve_on(device::Runtime &runtime, int device) {
   const Lock lock(d.mutex);
   if (d.reserve) return d.reserve;
   begin(d);
+  arena_.is_pinned(link::Arena::Pinned::Reserve, arena_.reserve_limit());
   const auto [there, bytes] = pin_most(d, arena_.base() + arena_.reserve_offset(), arena_.reserve_limit());
   arena_.is_pinned(link::Arena::Pinned::Reserve, bytes);
   return d.reserve = there;

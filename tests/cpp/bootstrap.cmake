@@ -19,7 +19,8 @@ isthmus_test(test_bootstrap_process SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstra
 # The fuzz targets: replayed with fixed mutations by every build; fuzzed by libFuzzer where clang builds with
 # ISTHMUS_FUZZ=ON.
 set(fuzz ${PROJECT_SOURCE_DIR}/tests/fuzz)
-isthmus_test(test_fuzz_replay SOURCES ${fuzz}/replay_test.cpp ${fuzz}/targets.cpp FLOORS comm PROVES memory SANITIZED 2 COST 200)
+isthmus_test(test_fuzz_replay SOURCES ${fuzz}/replay_test.cpp ${fuzz}/targets.cpp FLOORS comm PROVES values memory
+             SANITIZED 2 COST 200)
 option(ISTHMUS_FUZZ "Build the libFuzzer targets fuzz_* (clang)" OFF)
 if(ISTHMUS_FUZZ)
   target_compile_options(isthmus_flags INTERFACE -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)

@@ -204,10 +204,11 @@ TEST(Mesh, SaysThatAPeerShutDownAndDeliversItsLastMessages) {
 
 // ---- a control connection that falls silent --------------------------------------------------------------------------------------
 
-// This process's TCP connections to the node.
-std::vector<int> connections_to(const Node &node) {
+// This process's TCP connections to these nodes: both ends of each.
+std::vector<int> connections_to(std::initializer_list<const Node *> nodes) {
   std::set<uint16_t> ports;
-  for (const std::string &address : node.mesh->self().tcp) ports.insert(net::numeric_address(address).port());
+  for (const Node *node : nodes)
+    for (const std::string &address : node->mesh->self().tcp) ports.insert(net::numeric_address(address).port());
   std::vector<int> found;
   for (int fd = 3; fd < 1024; ++fd) {
     sockaddr_storage here{}, there{};
@@ -218,6 +219,13 @@ std::vector<int> connections_to(const Node &node) {
     if (ports.contains(a.port()) || ports.contains(b.port())) found.push_back(fd);
   }
   return found;
+}
+
+void silence_all(const std::vector<int> &fds) {
+  sock_filter drop{BPF_RET, 0, 0, 0};
+  const sock_fprog program{1, &drop};
+  ASSERT_GE(fds.size(), 2u);
+  for (const int fd : fds) ASSERT_EQ(::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
 }
 
 // Two nodes, each with two addresses, whose connections a test lets fall silent: no packet comes in any more, and nobody is told.
@@ -231,17 +239,7 @@ struct TwoWays {
   }
   bool made() const { return of_a != nullptr; }
   // All connections that there are: nothing comes in by them any more.
-  void silence() const {
-    sock_filter drop{BPF_RET, 0, 0, 0};
-    const sock_fprog program{1, &drop};
-    size_t count = 0;
-    for (const Node *node : {&a, &b})
-      for (const int fd : connections_to(*node)) {
-        ++count;
-        ASSERT_EQ(::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
-      }
-    ASSERT_GE(count, 2u);
-  }
+  void silence() const { silence_all(connections_to({&a, &b})); }
   bool a_dials() const { return a.mesh->dials(*of_a); }
   Node &dialer() { return a_dials() ? a : b; }
   Peer &dialed() { return a_dials() ? *of_a : *of_b; }
@@ -304,6 +302,34 @@ TEST(Mesh, AProcessThatEndsIsNeverCarriedOverAndIsLostThoughItsLastConnectionIsS
   ASSERT_TRUE(tries);
   EXPECT_NE(error_of([&] { dialer.mesh->carry_over(of_dialer, kKey, Deadline(soon())); }).text, "");
   ASSERT_TRUE(eventually([&] { return dialer.events.lost().size() == 1; }));
+}
+
+TEST(Mesh, AProcessThatEndsWaitsForAPeerThatHearsNothingForSecondsAtMostAndTheOthersHearOfTheEndAtOnce) {
+  Node a("ISTHMUS_HEARTBEAT_MS=5000"), b("ISTHMUS_HEARTBEAT_MS=5000"), c("ISTHMUS_HEARTBEAT_MS=5000");
+  for (Node *node : {&a, &b, &c}) node->mesh->add_key(kKey);
+  Peer *of_a = nullptr, *of_b = nullptr, *a_of_c = nullptr, *of_c = nullptr;
+  connect_as_hosts(a, b, of_a, of_b, false, 0);
+  const std::vector<int> others = connections_to({&a, &b, &c});
+  connect_as_hosts(a, c, a_of_c, of_c, false, 0);
+  std::vector<int> silent = connections_to({&a, &b, &c});
+  std::erase_if(silent, [&](int fd) { return std::find(others.begin(), others.end(), fd) != others.end(); });
+  silence_all(silent);
+  std::atomic<bool> ended{false};
+  const int64_t begun = now_ns();
+  std::thread end([&] {
+    a.mesh.reset();
+    ended.store(true);
+  });
+  const bool heard = eventually([&] { return b.events.lost().size() == 1; });
+  const bool first = !ended.load();
+  end.join();
+  EXPECT_LT(now_ns() - begun, 60'000'000'000) << "50 heartbeats are 250 s";
+  const int none = 0;
+  for (const int fd : silent)
+    ::setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);  // and the end of `a` is closed
+  ASSERT_TRUE(heard);
+  EXPECT_TRUE(contains(b.events.lost()[0], "shut Isthmus down")) << b.events.lost()[0];
+  EXPECT_TRUE(first) << "`a` was still waiting for `c`";
 }
 
 // Of 100 ms each a hundred heartbeats are 10 s, and the text would say that it is unreachable.

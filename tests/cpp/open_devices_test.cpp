@@ -1,6 +1,8 @@
 // What a process has on a device: whose streams a communicator gets, and where the memory lies that the device pins.
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <functional>
 #include <set>
 #include <vector>
 
@@ -39,11 +41,15 @@ class PlainRuntime final : public device::Runtime {
   void copy(device::Stream &, void *, const void *, size_t, const std::atomic<bool> *) override {}
   void *allocate(int, size_t) override { return nullptr; }
   void release(int, void *) noexcept override {}
-  void register_host(int, void *, size_t bytes) override { registered += bytes; }
+  void register_host(int, void *, size_t bytes) override {
+    registered += bytes;
+    if (meanwhile) meanwhile();
+  }
   bool unregister_host(int, void *) noexcept override { return true; }
   void *device_address(int, const void *memory) const override { return const_cast<void *>(memory); }
   device::PointerInfo find(const void *) const override { return {}; }
   size_t registered = 0;
+  std::function<void()> meanwhile;  // what another thread does while the device pins
 
  private:
   const int node_;
@@ -102,6 +108,19 @@ TEST(StagingPages, OfANodeThatThereIsNotLieAnywhereAndTheLossIsTold) {
   const uint64_t offset = arena.allocate_staging(64 << 10);
   std::memset(arena.base() + offset, 7, 64 << 10);  // it is there all the same
   arena.free_staging(offset);
+  devices.end();
+}
+
+TEST(StagingPages, ThatAreFreedWhileADevicePinsThemAreKept) {
+  link::Arena arena(8 << 20);
+  OpenDevices devices(arena);
+  PlainRuntime runtime;
+  const uint64_t offset = arena.allocate_staging(64 << 10);
+  std::memset(arena.base() + offset, 7, 64 << 10);
+  runtime.meanwhile = [&] { arena.free_staging(offset); };
+  devices.arena_on(runtime, 0);
+  EXPECT_EQ(arena.base()[offset], std::byte{7}) << "another page is there now, and the device has the old one";
+  EXPECT_EQ(arena.base()[arena.allocate_staging(64 << 10)], std::byte{0});
   devices.end();
 }
 

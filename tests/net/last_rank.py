@@ -1,6 +1,7 @@
 """One rank that takes part in a broadcast; rank 0, which sends it, ends at once; the others say whether all of it came.
 
-With a second argument rank 0 says that it is ready, and sends and ends when it is told to by a line.
+With a second argument rank 0 says that it is ready, and sends and ends when it is told to by a line; or it raises, where that is
+the argument.
 """
 
 from __future__ import annotations
@@ -17,5 +18,7 @@ with isthmus.init() as comm:
     if comm.rank == 0 and len(sys.argv) > 2:
         print(json.dumps("ready"), flush=True)
         sys.stdin.readline()
+        if sys.argv[2] == "raise":
+            raise ValueError("no more of this")
     comm.broadcast(block, root=0)
     print(json.dumps({"right": bool((block == np.arange(block.size)).all())}), flush=True)

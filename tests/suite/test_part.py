@@ -395,4 +395,8 @@ def test_pytest_runs_some_files_whole_a_share_of_every_other_and_what_failed(tmp
         assert "part of the suite: whole test_a.py, 1 that failed; of every other file one test in 3" in said
         ran.append({name for name in names if "test_b" in name})
     assert all("tests/test_b.py::test_x[4]" in names and len(names) in (3, 4) for names in ran), ran
+    again = [*command, "--part", json.dumps(told), "--one-in", "2"]
+    said = subprocess.run(again, cwd=tmp_path, text=True, capture_output=True).stdout
+    names = set(re.findall(r"(tests/test_\w\.py::test_x\[\d\]) PASSED", said))
+    assert {"tests/test_b.py::test_x[4]", *(f"tests/test_a.py::test_x[{a}]" for a in range(9))} <= names, said
     assert len(set().union(*ran)) > 4, "another seed has another share"

@@ -1,0 +1,113 @@
+// The last that a process says to its peers.
+//
+// A kernel that gets something for a TCP connection that was closed, or closes one with bytes that were not read, resets it. What it would have had
+// to send again, because a packet was lost, is gone then: a rank's leaving, the reason of an abort. So a connection is read, and stays, until the
+// kernel of the peer has everything.
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "base/lock.hpp"
+#include "bootstrap/host.hpp"
+#include "bootstrap/mesh_state.hpp"
+#include "net/socket.hpp"
+
+namespace isthmus::bootstrap {
+namespace {
+
+constexpr int64_t kUntakenNs = 250'000'000;  // by a peer of this host
+// In which nothing more of it gets through, and for all of it. In 5 s, half of what TCP's own limit is by default, it has been sent four times.
+constexpr int kUnheardBeats = 50;
+constexpr int64_t kLeastUnheardNs = 1'000'000'000, kMostUnheardNs = 5'000'000'000, kMostNs = 10'000'000'000;
+
+// What one peer has of it.
+struct Last {
+  Peer *peer;
+  int64_t acknowledged = -1, since_ns = 0;
+
+  // Whether nothing more of it gets through.
+  bool stuck(const net::Window &window, int64_t heartbeat_ns) {
+    const int64_t now = now_ns();
+    const bool tcp = window.acknowledged != 0 || window.under_way != 0;
+    if (window.acknowledged != acknowledged) acknowledged = window.acknowledged, since_ns = now;
+    return now - since_ns > (tcp ? std::clamp(kUnheardBeats * heartbeat_ns, kLeastUnheardNs, kMostUnheardNs) : kUntakenNs);
+  }
+};
+
+// False: the peer says no more.
+bool read_on(int fd) {
+  std::array<std::byte, 4096> unread;
+  ssize_t n = 1;
+  for (int reads = 0; reads < 256 && n > 0; ++reads) n = net::recv_some(fd, unread);
+  return n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK));
+}
+
+}  // namespace
+
+// A peer hears of this process's end by the end of its connection, so each is closed as soon as that peer has everything.
+void Mesh::State::farewell() noexcept {
+  try {
+    std::vector<Last> all;
+    for (uint32_t i = 0; Peer *peer = find(i); ++i) {
+      Peer::State &p = *peer->state_;
+      const Lock lock(p.mutex);
+      if (!p.control) continue;
+      p.out.add(static_cast<uint16_t>(Own::Bye), {});
+      all.push_back({peer});
+    }
+    const Deadline deadline = Deadline::at_ns(now_ns() + kMostNs);
+    for (std::vector<pollfd> waiting; !all.empty(); waiting.clear()) {
+      std::erase_if(all, [&](Last &last) {
+        Peer::State &p = *last.peer->state_;
+        const Lock lock(p.mutex);
+        const int fd = p.control.get();
+        p.out.flush(fd);
+        const bool reads = read_on(fd);
+        net::answer_now(fd);  // the peer may end as well
+        const net::Window window = net::window(fd);
+        if (reads && (!p.out.empty() || window.under_way != 0) && !last.stuck(window, heartbeat_ns) && !deadline.passed()) {
+          waiting.push_back({fd, static_cast<short>(p.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+          return false;
+        }
+        p.control.reset();
+        return true;
+      });
+      // Nothing tells when bytes are acknowledged.
+      if (!all.empty()) static_cast<void>(::poll(waiting.data(), waiting.size(), 1));
+    }
+  } catch (...) {}  // out of memory: the peers see that the connections close
+}
+
+void Mesh::await_heard() noexcept {
+  struct Said {
+    Last last;
+    int64_t upto;  // bytes
+  };
+  try {
+    std::vector<Said> all;
+    for (uint32_t i = 0; Peer *peer = state_->find(i); ++i) {
+      Peer::State &p = *peer->state_;
+      const Lock lock(p.mutex);
+      if (!p.control) continue;
+      p.out.flush(p.control.get());
+      const net::Window window = net::window(p.control.get());
+      if (window.acknowledged == 0) continue;  // of this host: whatever was sent is there
+      const auto untaken = static_cast<int64_t>(p.out.waiting());
+      all.push_back({{peer}, window.acknowledged + net::unacknowledged(p.control.get()) + untaken});
+    }
+    for (const Deadline deadline = Deadline::at_ns(now_ns() + kMostNs); !all.empty() && !deadline.passed();) {
+      std::erase_if(all, [&](Said &said) {
+        Peer::State &p = *said.last.peer->state_;
+        const Lock lock(p.mutex);
+        if (!p.control || said.last.peer->lost.load(std::memory_order_relaxed)) return true;
+        const net::Window window = net::window(p.control.get());
+        return window.acknowledged >= said.upto || said.last.stuck(window, state_->heartbeat_ns);
+      });
+      if (!all.empty()) static_cast<void>(::poll(nullptr, 0, 1));
+    }
+  } catch (...) {}  // out of memory
+}
+
+}  // namespace isthmus::bootstrap
