@@ -342,7 +342,7 @@ void Mesh::State::leave_out_the_silent() {
       const int64_t since = peer->speaks_since_ns.load(std::memory_order_acquire);
       if ((p.interval_ns == 0 && since == 0) || peer->lost.load(std::memory_order_relaxed)) return false;
       return losses.silence.over(std::max(peer->last_heard_ns.load(std::memory_order_relaxed), since),
-                                 p.interval_ns != 0 ? p.interval_ns : heartbeat_ns, now_ns());
+                                 p.interval_ns != 0 ? p.interval_ns : heartbeat_ns);
     };
     if (silent()) on_readable(*peer);  // what has come and was not read yet
     if (!silent() || losses.has_ended(*peer)) continue;

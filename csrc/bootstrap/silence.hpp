@@ -28,9 +28,10 @@ class Silence {
     if (now - last_turn_ > limit_ / 2) hearing_since_ = now;
     last_turn_ = now;
   }
-  // Whether a process that was last heard at `heard`, and speaks every `interval` (both in ns), has been silent for too long.
-  bool over(int64_t heard, int64_t interval, int64_t now) const noexcept {
-    return limit_ > 0 && now - std::max(heard, hearing_since_) > std::max(limit_, kBeats * interval);
+  // Whether a process that was last heard at `heard`, and speaks every `interval` (both in ns), had been silent for too long at the last turn: this
+  // process may have been away since then, too.
+  bool over(int64_t heard, int64_t interval) const noexcept {
+    return limit_ > 0 && last_turn_ - std::max(heard, hearing_since_) > std::max(limit_, kBeats * interval);
   }
 
  private:

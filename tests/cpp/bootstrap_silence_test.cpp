@@ -16,14 +16,14 @@ void awake(Silence &silence, int64_t from, int64_t to, int64_t step = kLimit / 8
 TEST(Silence, WhoSaysNothingForLongerThanTheLimitIsOver) {
   Silence silence(kLimit);
   awake(silence, 0, 1000 * kMs);
-  EXPECT_FALSE(silence.over(600 * kMs, kBeat, 1000 * kMs));
-  EXPECT_TRUE(silence.over(600 * kMs - 1, kBeat, 1000 * kMs));
+  EXPECT_FALSE(silence.over(600 * kMs, kBeat));
+  EXPECT_TRUE(silence.over(600 * kMs - 1, kBeat));
 }
 
 TEST(Silence, WithNoLimitNobodyIsWatchedAndNobodyIsWoken) {
   Silence silence(0);
   silence.turn(1000 * kMs);
-  EXPECT_FALSE(silence.over(0, kBeat, 1'000'000 * kMs));
+  EXPECT_FALSE(silence.over(0, kBeat));
   EXPECT_EQ(silence.next_ns(), std::numeric_limits<int64_t>::max());
 }
 
@@ -31,18 +31,27 @@ TEST(Silence, WhatWasNotHeardDuringAnAbsenceOfOnesOwnDoesNotCount) {
   Silence silence(kLimit);
   awake(silence, 0, 1000 * kMs);
   silence.turn(60'000 * kMs);  // this process was stopped for 59 s
-  EXPECT_FALSE(silence.over(1000 * kMs, kBeat, 60'000 * kMs));
+  EXPECT_FALSE(silence.over(1000 * kMs, kBeat));
   awake(silence, 60'000 * kMs, 60'400 * kMs);
-  EXPECT_FALSE(silence.over(1000 * kMs, kBeat, 60'400 * kMs));
+  EXPECT_FALSE(silence.over(1000 * kMs, kBeat));
   silence.turn(60'401 * kMs);
-  EXPECT_TRUE(silence.over(1000 * kMs, kBeat, 60'401 * kMs));
+  EXPECT_TRUE(silence.over(1000 * kMs, kBeat));
+}
+
+// The process is stopped at any moment, also behind the beginning of a turn.
+TEST(Silence, TheTimeSinceTheLastTurnIsNobodysSilence) {
+  Silence silence(kLimit);
+  awake(silence, 0, 1000 * kMs);
+  EXPECT_FALSE(silence.over(950 * kMs, kBeat)) << "whatever time it is now";
+  silence.turn(60'000 * kMs);
+  EXPECT_FALSE(silence.over(950 * kMs, kBeat));
 }
 
 TEST(Silence, AProcessThatSpeaksRarelyMayMissThreeOfItsHeartbeats) {
   Silence silence(kLimit);
   awake(silence, 0, 4000 * kMs);
-  EXPECT_FALSE(silence.over(1000 * kMs, 1000 * kMs, 4000 * kMs));
-  EXPECT_TRUE(silence.over(999 * kMs, 1000 * kMs, 4000 * kMs));
+  EXPECT_FALSE(silence.over(1000 * kMs, 1000 * kMs));
+  EXPECT_TRUE(silence.over(999 * kMs, 1000 * kMs));
 }
 
 TEST(Silence, TheControlThreadIsAwakeOftenEnoughToKnowAnAbsenceOfItsOwn) {
