@@ -129,8 +129,7 @@ class Mesh {
   ~Mesh();  // closes everything and joins the thread, in bounded time
   // Says farewell to the peers and joins the thread. Afterwards no event comes and nothing is sent. Idempotent; one thread calls it.
   void shut_down() noexcept;
-  // Waits until the kernels of the peers on other hosts have what this process has said so far: at most 10 s, and no longer than 5 in which nothing
-  // more gets through. Any thread.
+  // Waits until the peers on other hosts, or their kernels, have what this process has said so far: at most 4 s. Any thread.
   void await_heard() noexcept;
   const Endpoint &self() const noexcept;
   // The job keys of the worlds in which this process takes part. A connection must prove one of them.

@@ -21,6 +21,8 @@ constexpr int64_t kUntakenNs = 250'000'000;  // by a peer of this host
 // In which nothing more of it gets through, and for all of it. In 5 s, half of what TCP's own limit is by default, it has been sent four times.
 constexpr int kUnheardBeats = 50;
 constexpr int64_t kLeastUnheardNs = 1'000'000'000, kMostUnheardNs = 5'000'000'000, kMostNs = 10'000'000'000;
+// For the process that raised. The others wait 5 s for it to end first (python/isthmus/_ending.py).
+constexpr int64_t kMostHeardNs = 4'000'000'000;
 
 // What one peer has of it.
 struct Last {
@@ -80,28 +82,32 @@ void Mesh::State::farewell() noexcept {
   } catch (...) {}  // out of memory: the peers see that the connections close
 }
 
+// The control thread goes on meanwhile. Where the connection can be carried over to another address it may be another one before long, so what counts
+// there is what the peer has confirmed, which its heartbeats say.
 void Mesh::await_heard() noexcept {
   struct Said {
     Last last;
-    int64_t upto;  // bytes
+    bool messages;  // else bytes
+    int64_t upto;
   };
   try {
     std::vector<Said> all;
     for (uint32_t i = 0; Peer *peer = state_->find(i); ++i) {
       Peer::State &p = *peer->state_;
       const Lock lock(p.mutex);
-      if (!p.control) continue;
-      p.out.flush(p.control.get());
-      const net::Window window = net::window(p.control.get());
-      if (window.acknowledged == 0) continue;  // of this host: whatever was sent is there
-      const auto untaken = static_cast<int64_t>(p.out.waiting());
-      all.push_back({{peer}, window.acknowledged + net::unacknowledged(p.control.get()) + untaken});
+      if (p.movable) all.push_back({{peer}, true, static_cast<int64_t>(p.unconfirmed.count())});
+      if (p.movable || !p.control) continue;
+      const int64_t untaken = static_cast<int64_t>(p.out.waiting()) + net::unacknowledged(p.control.get());
+      const int64_t acknowledged = net::window(p.control.get()).acknowledged;
+      if (acknowledged != 0) all.push_back({{peer}, false, acknowledged + untaken});  // else of this host: it is there
     }
-    for (const Deadline deadline = Deadline::at_ns(now_ns() + kMostNs); !all.empty() && !deadline.passed();) {
+    for (const Deadline deadline = Deadline::at_ns(now_ns() + kMostHeardNs); !all.empty() && !deadline.passed();) {
       std::erase_if(all, [&](Said &said) {
         Peer::State &p = *said.last.peer->state_;
         const Lock lock(p.mutex);
-        if (!p.control || said.last.peer->lost.load(std::memory_order_relaxed)) return true;
+        if (said.last.peer->lost.load(std::memory_order_relaxed)) return true;
+        if (said.messages) return static_cast<int64_t>(p.unconfirmed.confirmed()) >= said.upto;
+        if (!p.control) return true;
         const net::Window window = net::window(p.control.get());
         return window.acknowledged >= said.upto || said.last.stuck(window, state_->heartbeat_ns);
       });

@@ -29,6 +29,8 @@ class Unconfirmed {
     }
     return true;
   }
+  uint64_t count() const noexcept { return confirmed_ + (sizes_.size() - first_); }  // that were sent, in all
+  uint64_t confirmed() const noexcept { return confirmed_; }                         // of them
   size_t waiting() const noexcept { return bytes_.size() - begin_; }
   void send_again(Outbox &out) const { out.add_framed(std::span(bytes_).subspan(begin_)); }
   void clear() noexcept {

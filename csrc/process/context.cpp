@@ -36,6 +36,7 @@ constexpr std::chrono::seconds kMostAtExit{Links::kMostLeaveSeconds + 12};
 constexpr int kDescriptors = 4096;  // for some two thousand other processes, or four hundred over long ways
 
 void await_endings() noexcept {
+  Context::await_heard();
   Endings &endings = *the_endings;
   Lock lock(endings.mutex);
   endings.exits = true;
@@ -168,7 +169,17 @@ void Context::raised(std::string_view what) noexcept {
     return why.raiser >= 0 && why.raiser != rank->rank();
   });
   for (const auto &rank : all) rank->raised(what, first);
-  c->mesh_->await_heard();  // this process may end at once
+}
+
+void Context::await_heard() noexcept {
+  const auto c = current();
+  if (!c) return;
+  {
+    CurrentContext &now = *the_current;
+    const Lock lock(now.mutex);
+    if (!now.held) return;
+  }
+  c->mesh_->await_heard();
 }
 
 Context::Raiser Context::raiser() noexcept {

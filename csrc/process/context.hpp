@@ -94,6 +94,8 @@ class Context final {
   // This process ends by an error that its program has not caught: `what`. All its communicators fail, on all ranks. Its connections stay
   // until the process has ended, so that the others see its end.
   static void raised(std::string_view what) noexcept;
+  // Behind raised(): waits until the others have heard of it, 4 s at most. exit() calls it, once the error has been printed.
+  static void await_heard() noexcept;
   // Whether a communicator of this process has failed a moment ago because another rank raised, and whether the process of that rank is
   // there.
   enum class Raiser { None, There, Gone };

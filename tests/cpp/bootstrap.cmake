@@ -1,7 +1,8 @@
 if(ISTHMUS_CORE_ONLY)
   return()
 endif()
-isthmus_test(test_bootstrap_mesh SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_mesh_test.cpp FLOORS bootstrap THREADS PROVES memory)
+isthmus_test(test_bootstrap_mesh SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_mesh_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_carry_test.cpp
+             FLOORS bootstrap THREADS PROVES memory)
 isthmus_test(test_bootstrap_rendezvous SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_rendezvous_test.cpp FLOORS bootstrap
              THREADS PROVES memory)
 isthmus_test(test_bootstrap_streams SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_streams_test.cpp FLOORS bootstrap THREADS PROVES memory)

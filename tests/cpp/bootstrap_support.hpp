@@ -155,4 +155,17 @@ Status error_of(Work work) {
 
 inline bool contains(const std::string &text, std::string_view part) { return text.find(part) != std::string::npos; }
 
+// Each side sees the other on another host, so only TCP is left.
+inline void connect_as_hosts(Node &a, Node &b, Peer *&of_a, Peer *&of_b, bool shared, int streams) {
+  const auto elsewhere = [](Endpoint e) {
+    e.host[0] ^= 1;
+    return e;
+  };
+  auto other = std::async(std::launch::async, [&] {
+    return &b.mesh->connect(elsewhere(a.mesh->self()), kKey, shared, streams, Deadline(soon()));
+  });
+  of_a = &a.mesh->connect(elsewhere(b.mesh->self()), kKey, shared, streams, Deadline(soon()));
+  of_b = other.get();
+}
+
 }  // namespace isthmus::bootstrap::testing
