@@ -45,6 +45,12 @@ std::string listed(const std::vector<uint64_t> &ranks) {
   return text.size() < kLongest ? text : c10::str(text, ",... (", ranks.size(), " ranks, digest ", digest, ")");
 }
 
+// Whether a call that failed so had begun an operation. An interrupted call is the signal handler's exception, and is over.
+bool has_begun(isthmus_result result) noexcept {
+  return result != ISTHMUS_ERR_ARGUMENT && result != ISTHMUS_ERR_CONFIG && result != ISTHMUS_ERR_UNSUPPORTED &&
+         result != ISTHMUS_ERR_FORKED && result != ISTHMUS_ERR_INTERRUPTED;
+}
+
 std::string owned_text(char *json) {
   std::string text = json;
   isthmus_free(json);
@@ -52,26 +58,6 @@ std::string owned_text(char *json) {
 }
 
 }  // namespace
-
-void CompletionHook::add() {
-  const Lock lock(mutex_);
-  ++pending_;
-}
-
-void CompletionHook::remove() {
-  const Lock lock(mutex_);
-  if (--pending_ == 0) none_.notify_all();
-}
-
-void CompletionHook::report(c10d::OpType type, uint64_t sequence, Clock::time_point begin) const {
-  const auto end = Clock::now();
-  hook_(std::make_shared<c10d::WorkInfo>(type, sequence, begin, end, end - begin));
-}
-
-void CompletionHook::wait(std::chrono::milliseconds most) {
-  Lock lock(mutex_);
-  none_.wait_for(lock, most, [this]() ISTHMUS_REQUIRES(mutex_) { return pending_ == 0; });
-}
 
 Backend::Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, c10::intrusive_ptr<GroupOptions> options,
                  const std::string &name)
@@ -120,7 +106,7 @@ Backend::OpenCall::OpenCall(Backend &backend) : backend_(backend) {
             "leaves the parent's as it is, then init_process_group with a store of its own)"));
   }
   backend_.inside_.fetch_add(1);
-  if (backend_.closed_.load()) {
+  if (backend_.closed_->load()) {
     backend_.inside_.fetch_sub(1);
     raise(ISTHMUS_ERR_ARGUMENT,
           c10::str("group ", backend_.name_, " was shut down (destroy_process_group); it cannot be used any more"));
@@ -128,12 +114,13 @@ Backend::OpenCall::OpenCall(Backend &backend) : backend_(backend) {
 }
 
 void Backend::shutdown() {
-  if (!closed_.load() && comm_ && birth_.here()) {  // a flight record needs the group open
+  if (!closed_->load() && comm_ && birth_.here()) {  // a flight record needs the group open
     const interpreter::WithoutGil without_gil;
     static_cast<void>(isthmus_dump_settle(kExitSeconds));
   }
-  if (closed_.exchange(true) || !comm_ || !birth_.here()) return;
+  if (closed_->exchange(true) || !comm_ || !birth_.here()) return;
   open_groups().lock()->erase(this);
+  coalescing::drop_if_abandoned();
   const interpreter::WithoutGil without_gil;
   if (inside_.load() > 0) {
     static_cast<void>(isthmus_comm_abort(comm_, "the process group was shut down while another thread used it"));
@@ -169,7 +156,7 @@ void Backend::shutdown_all() {
 void Backend::forked() noexcept { the_open_groups.store(new OpenGroups, std::memory_order_release); }
 
 void Backend::abort() {
-  if (closed_.load() || !birth_.here()) return;
+  if (closed_->load() || !birth_.here()) return;
   const OpenCall entry(*this);
   check(isthmus_comm_abort(comm_, "torch: abort() of the process group"));
 }
@@ -225,32 +212,41 @@ Backend::WorkPtr Backend::record(BackendRequest request, const isthmus_call &opt
   }
   block->keep(std::move(request.inputs), std::move(request.staging));
   block->keep(std::move(request.outputs), {});
+  if (!request.async && coalescing::opened_by(*this)) return nullptr;
   work->follow(block);
   return work;
 }
 
 Backend::WorkPtr Backend::complete(BackendRequest request, const isthmus_call &options, Start start) {
   const auto begin = Clock::now();
+  std::optional<CompletionHook::HookReport> report;
+  if (hook_) report.emplace(hook_, request.type);
   auto work = c10::make_intrusive<TorchWork>(rank_, request.type, request.title, request.inputs, std::move(request.outputs));
   isthmus_result result = ISTHMUS_OK;
   {
     const interpreter::WithoutGil without_gil;
     result = start(&options, nullptr);
   }
-  check(result);
+  interpreter::raise_if_interrupted();
+  if (result != ISTHMUS_OK) {
+    const std::string text = isthmus_last_error();  // a hook may make calls of its own
+    if (report && has_begun(result)) report->ended(isthmus_comm_sequence(comm_));
+    raise(result, text);
+  }
   request.staging.finish();
   work->done(isthmus_comm_sequence(comm_), Clock::now() - begin);
-  if (hook_) hook_->report(request.type, work->getSequencenumber(), begin);
+  if (report) report->ended(work->getSequencenumber());
   return work;
 }
 
 Backend::WorkPtr Backend::launch(BackendRequest request, isthmus_call options, std::optional<c10::Stream> stream,
                                  Start start) {
-  const auto begin = Clock::now();
+  std::shared_ptr<CompletionHook::HookReport> report;
+  if (hook_) report = std::make_shared<CompletionHook::HookReport>(hook_, request.type);
   auto work = c10::make_intrusive<TorchWork>(rank_, request.type, request.title, request.inputs, request.outputs);
   auto operation = PendingWork::make();
   const bool later = request.waits_for_peer || (request.async && may_go_on_beside(request.type));
-  if (stream && later && !request.staging.has_copies()) {
+  if (stream && later && (request.waits_for_peer || !request.staging.has_copies())) {
     // Kernels run beside the operation until wait(), and no stream that waits for a message holds up a send to its sender.
     options.on_stream = ISTHMUS_STREAM_BEFORE;
     operation->place().begins_behind(*stream);
@@ -264,27 +260,29 @@ Backend::WorkPtr Backend::launch(BackendRequest request, isthmus_call options, s
   }
   operation->keep(std::move(request.inputs), std::move(request.staging));
   operation->keep(std::move(request.outputs), {});
-  if (hook_) {
-    hook_->add();
-    operation->at_end([hook = hook_, type = request.type, begin, sequence = handle ? isthmus_work_sequence(handle) : 0] {
-      hook->report(type, sequence, begin);
-      hook->remove();
-    });
-  }
+  if (report)
+    operation->at_end([report, sequence = handle ? isthmus_work_sequence(handle) : 0] { report->ended(sequence); });
   work->follow(operation);
   operation->submitted(handle);
+  interpreter::raise_if_interrupted();
   return work;
 }
 
 void Backend::startCoalescing() {
   const OpenCall entry(*this);
-  coalescing::begin(*this);
+  coalescing::begin(*this, closed_);
 }
 
 Backend::WorkPtr Backend::endCoalescing() {
   const OpenCall entry(*this);
   auto work = c10::make_intrusive<TorchWork>(rank_, c10d::OpType::COALESCED, "isthmus:coalesced", Tensors{}, Tensors{});
-  work->follow(coalescing::end(*this));
+  std::shared_ptr<CompletionHook::HookReport> report;
+  if (hook_) report = std::make_shared<CompletionHook::HookReport>(hook_, c10d::OpType::COALESCED);
+  coalescing::end(*this, [&](const std::shared_ptr<PendingWork> &operation, isthmus_work_t handle, bool outermost) {
+    work->follow(operation);
+    if (!report || !outermost) return;
+    operation->at_end([report, sequence = handle ? isthmus_work_sequence(handle) : 0] { report->ended(sequence); });
+  });
   return work;
 }
 

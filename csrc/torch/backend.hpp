@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/lock.hpp"
+#include "completion_hook.hpp"
 #include "fork.hpp"
 #include "tensors.hpp"
 #include "work.hpp"
@@ -43,25 +43,6 @@ struct BackendRequest {
   double scale = 1;                 // PREMUL_SUM's factor
   bool waits_for_peer = false;      // a receive
   Staging staging = {};
-};
-
-// The program's function that hears of every operation of a group, and how many operations have still to report to the
-// function.
-class CompletionHook {
- public:
-  using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
-  explicit CompletionHook(Hook hook) : hook_(std::move(hook)) {}
-
-  void add();
-  void remove();
-  void report(c10d::OpType type, uint64_t sequence, std::chrono::steady_clock::time_point begin) const;
-  void wait(std::chrono::milliseconds most);  // until none is left
-
- private:
-  const Hook hook_;
-  Mutex mutex_;
-  Condition none_;
-  int pending_ ISTHMUS_GUARDED_BY(mutex_) = 0;
 };
 
 class Backend final : public c10d::Backend {
@@ -155,6 +136,7 @@ class Backend final : public c10d::Backend {
   //   complete()   the caller waits for the end
   //   launch()     else: the call comes back while the operation runs
   WorkPtr submit(BackendRequest request, Start start);
+  // record() of a call that waits returns null, which torch takes for a call that is done: the block ends it.
   WorkPtr record(BackendRequest request, const isthmus_call &options, std::optional<c10::Stream> stream, Start start);
   WorkPtr complete(BackendRequest request, const isthmus_call &options, Start start);
   WorkPtr launch(BackendRequest request, isthmus_call options, std::optional<c10::Stream> stream, Start start);
@@ -190,8 +172,9 @@ class Backend final : public c10d::Backend {
   const std::string name_;
   const ProcessBirth birth_{};     // a forked child leaves the communicator alone
   isthmus_comm_t comm_ = nullptr;  // set in the constructor; destroyed by shutdown() when nobody is inside
-  std::atomic<bool> closed_{
-      false};  // with inside_, sequentially consistent: either an OpenCall sees it, or shutdown() sees the OpenCall
+  // With inside_, sequentially consistent: either an OpenCall sees it, or shutdown() sees the OpenCall. Shared with the
+  // coalescing blocks that the group has opened.
+  const std::shared_ptr<std::atomic<bool>> closed_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<int> inside_{0};
 
   std::shared_ptr<CompletionHook> hook_;  // shared with the operations that are to report; null: there is none

@@ -19,8 +19,15 @@ struct CancelledBlock {
   std::string text;
 };
 
+struct BlockOpening {
+  const Backend *owner;
+  std::shared_ptr<const std::atomic<bool>> closed;
+  interpreter::Generator generator;
+  bool abandoned() const noexcept { return *closed || generator.over(); }
+};
+
 struct CoalescedCalls {
-  std::vector<const Backend *> owners;  // one for each begin() that has no end() yet
+  std::vector<BlockOpening> openings;  // those that have no end() yet
   std::shared_ptr<PendingWork> operation;
 };
 
@@ -28,17 +35,43 @@ thread_local std::optional<CoalescedCalls> block;
 constinit thread_local bool is_open = false;  // block.has_value(), without the cost of a thread's first look at `block`
 thread_local std::optional<CancelledBlock> failed;  // the last block was cancelled and nobody was told
 
-// Ends the library's group so that nothing of it is submitted: a call that fails inside a group cancels it.
-void cancel() {
-  static_cast<void>(isthmus_send(nullptr, nullptr, 0, ISTHMUS_UINT8, -1, -1, nullptr, nullptr));
-  for (std::size_t i = 0; i < block->owners.size(); ++i) static_cast<void>(isthmus_group_end(nullptr));
+void close() noexcept {
+  for (BlockOpening &opening : block->openings) opening.generator.let_go();
   block.reset();
   is_open = false;
 }
 
+// Ends the library's group so that nothing of it is submitted: a call that fails inside a group cancels it.
+void cancel() noexcept {
+  static_cast<void>(isthmus_send(nullptr, nullptr, 0, ISTHMUS_UINT8, -1, -1, nullptr, nullptr));
+  for (std::size_t i = 0; i < block->openings.size(); ++i) static_cast<void>(isthmus_group_end(nullptr));
+  close();
+}
+
+auto find(const Backend &owner) noexcept {
+  auto &all = block->openings;
+  return std::find_if(all.begin(), all.end(), [&](const BlockOpening &b) { return b.owner == &owner; });
+}
+
 }  // namespace
 
-bool open() noexcept { return is_open; }
+bool open() noexcept {
+  if (is_open) drop_if_abandoned();
+  return is_open;
+}
+
+bool opened_by(const Backend &backend) noexcept { return block && find(backend) != block->openings.end(); }
+
+void drop_if_abandoned() noexcept {
+  if (!is_open) return;
+  const auto &all = block->openings;
+  const auto gone = std::count_if(all.begin(), all.end(), [](const BlockOpening &b) { return b.abandoned(); });
+  if (gone == 0) return;
+  const bool all_gone = static_cast<std::size_t>(gone) == all.size();
+  cancel();
+  // The groups that are left come to their end().
+  if (!all_gone) failed = CancelledBlock{ISTHMUS_ERR_ARGUMENT, "a block of another group inside it has no end"};
+}
 
 void forked() noexcept {
   if (!is_open) return;
@@ -48,41 +81,48 @@ void forked() noexcept {
 
 std::shared_ptr<PendingWork> current() noexcept { return block ? block->operation : nullptr; }
 
-void begin(const Backend &owner) {
+void begin(const Backend &owner, std::shared_ptr<const std::atomic<bool>> closed) {
+  drop_if_abandoned();
   failed.reset();
   // The same group opened twice: an exception left the first block without its end.
-  if (block && std::find(block->owners.begin(), block->owners.end(), &owner) != block->owners.end()) cancel();
+  if (opened_by(owner)) cancel();
   check(isthmus_group_begin());
   if (!block) block = CoalescedCalls{{}, PendingWork::make()};
   is_open = true;
-  block->owners.push_back(&owner);
+  block->openings.push_back({&owner, std::move(closed), interpreter::Generator::calling()});
 }
 
-std::shared_ptr<PendingWork> end(const Backend &owner) {
+void end(const Backend &owner, Attach attach) {
+  drop_if_abandoned();
   if (failed) {
     const CancelledBlock first = *std::exchange(failed, std::nullopt);
     raise(first.result, "the coalescing block was cancelled, and nothing of it was done: " + first.text);
   }
-  if (!block || block->owners.back() != &owner)
+  if (!block || block->openings.back().owner != &owner)
     bad_argument("endCoalescing without startCoalescing on the same group and thread");
-  block->owners.pop_back();
-  std::shared_ptr<PendingWork> operation = block->operation;
-  if (!block->owners.empty()) {
+  const std::shared_ptr<PendingWork> operation = block->operation;
+  if (block->openings.size() > 1) {
+    block->openings.back().generator.let_go();
+    block->openings.pop_back();
     check(isthmus_group_end(nullptr));
-    return operation;
+    attach(operation, nullptr, false);
+    return;
   }
-  block.reset();
-  is_open = false;
+  close();
   isthmus_work_t handle = nullptr;
   const interpreter::WithoutGil without_gil;
   check(isthmus_group_end(&handle));
+  attach(operation, handle, true);
   operation->submitted(handle);
-  return operation;
 }
 
 void fail(isthmus_result result, const std::string &text) {
   cancel();
   failed = CancelledBlock{result, text};
+}
+
+CallInBlock::~CallInBlock() {
+  if (std::uncaught_exceptions() > exceptions_ && open()) fail(ISTHMUS_ERR_ARGUMENT, "a call in it was refused");
 }
 
 }  // namespace coalescing

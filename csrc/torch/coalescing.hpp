@@ -1,11 +1,16 @@
 // A coalescing block (startCoalescing to endCoalescing). All calls of this thread between the two are one submission. A
 // block is a group of isthmus.h: the block belongs to one thread, and may span several process groups.
+//
+// torch's _coalescing_manager does not end a block that an exception leaves. Such a block is abandoned: nothing of it is
+// done, and the thread's next call notices and drops it.
 #pragma once
 
 #include <isthmus/isthmus.h>
 
 #include <c10/util/FunctionRef.h>
 
+#include <atomic>
+#include <exception>
 #include <memory>
 
 #include "work.hpp"
@@ -18,15 +23,31 @@ namespace coalescing {
 
 // The operation of the block that this thread has open; null outside of blocks.
 std::shared_ptr<PendingWork> current() noexcept;
-bool open() noexcept;  // whether there is one
+bool open() noexcept;                             // whether there is one; drops an abandoned one
+bool opened_by(const Backend &backend) noexcept;  // whether there is one, and that group has begun it too
+void drop_if_abandoned() noexcept;
 
-void begin(const Backend &owner);
-// Submits at the outermost end. Throws the first failure of the block.
-std::shared_ptr<PendingWork> end(const Backend &owner);
+// `closed` says that the group was shut down: its block has no end any more.
+void begin(const Backend &owner, std::shared_ptr<const std::atomic<bool>> closed);
+// Submits at the outermost end; `attach` comes before that. Throws the first failure of the block.
+using Attach = c10::function_ref<void(const std::shared_ptr<PendingWork> &operation, isthmus_work_t handle, bool outermost)>;
+void end(const Backend &owner, Attach attach);
 // Notes that a call inside the block failed. No operation of the block was or will be submitted. end() will throw the same
 // failure.
 void fail(isthmus_result result, const std::string &text);
 void forked() noexcept;  // called in a forked child, where an open block is the parent's
+
+// Every call of an operation has one. A call that is refused before it is recorded cancels the block too.
+class CallInBlock {
+ public:
+  CallInBlock() = default;
+  ~CallInBlock();
+  CallInBlock(const CallInBlock &) = delete;
+  CallInBlock &operator=(const CallInBlock &) = delete;
+
+ private:
+  const int exceptions_ = std::uncaught_exceptions();
+};
 
 }  // namespace coalescing
 

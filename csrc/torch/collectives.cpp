@@ -38,6 +38,7 @@ void check_lists(const char *what, const std::vector<at::Tensor> &outputs, const
 }  // namespace
 
 Backend::WorkPtr Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts) {
+  const coalescing::CallInBlock in_block;
   const at::Tensor &tensor = only(tensors, "broadcast");
   const int root = checked_root(opts.rootRank);
   BackendRequest request{c10d::OpType::BROADCAST, "isthmus:broadcast", opts.timeout, opts.asyncOp, {}, tensors};
@@ -48,6 +49,7 @@ Backend::WorkPtr Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptio
 }
 
 Backend::WorkPtr Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts) {
+  const coalescing::CallInBlock in_block;
   const at::Tensor &tensor = only(tensors, "all_reduce");
   const isthmus_redop op = reduction(opts.reduceOp);
   BackendRequest request{c10d::OpType::ALLREDUCE,     "isthmus:all_reduce", opts.timeout, opts.asyncOp, {}, tensors,
@@ -59,11 +61,13 @@ Backend::WorkPtr Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptio
 }
 
 Backend::WorkPtr Backend::allreduce_sparse(Tensors &, const c10d::AllreduceOptions &) {
+  const coalescing::CallInBlock in_block;
   raise(ISTHMUS_ERR_UNSUPPORTED,
         "sparse tensors are not carried; all_reduce tensor.to_dense(), or gather indices and values");
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &opts) {
+  const coalescing::CallInBlock in_block;
   const isthmus_redop op = reduction(opts.reduceOp);
   BackendRequest request{
       c10d::OpType::ALLREDUCE_COALESCED, "isthmus:all_reduce_coalesced", opts.timeout, opts.asyncOp, {}, tensors,
@@ -82,6 +86,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors &tensors, const c10d::Allr
 }
 
 Backend::WorkPtr Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &opts) {
+  const coalescing::CallInBlock in_block;
   const at::Tensor &tensor = only(tensors, "reduce");
   const int root = checked_root(opts.rootRank);
   const isthmus_redop op = reduction(opts.reduceOp);
@@ -94,6 +99,7 @@ Backend::WorkPtr Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &op
 }
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &opts) {
+  const coalescing::CallInBlock in_block;
   check_pair("all_gather_into_tensor", output, input, size_);
   BackendRequest request{
       c10d::OpType::_ALLGATHER_BASE, "isthmus:all_gather_into_tensor", opts.timeout, opts.asyncOp, {input}, {output}};
@@ -105,6 +111,7 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor &output, at::Tensor &input,
 
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
                                                           const c10d::AllgatherOptions &opts) {
+  const coalescing::CallInBlock in_block;
   check_lists("all_gather_into_tensor_coalesced", outputs, inputs);
   if (inputs.size() == 1) return _allgather_base(outputs.front(), inputs.front(), opts);
   BackendRequest request{
@@ -128,6 +135,7 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tens
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor &output, at::Tensor &input,
                                                const c10d::ReduceScatterOptions &opts) {
+  const coalescing::CallInBlock in_block;
   check_pair("reduce_scatter_tensor", input, output, size_);
   const isthmus_redop op = reduction(opts.reduceOp);
   BackendRequest request{
@@ -141,6 +149,7 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor &output, at::Tensor &i
 
 Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
                                                           const c10d::ReduceScatterOptions &opts) {
+  const coalescing::CallInBlock in_block;
   check_lists("reduce_scatter_tensor_coalesced", outputs, inputs);
   if (inputs.size() == 1) return _reduce_scatter_base(outputs.front(), inputs.front(), opts);
   const isthmus_redop op = reduction(opts.reduceOp);
@@ -166,6 +175,7 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tens
 
 Backend::WorkPtr Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,
                                         std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &opts) {
+  const coalescing::CallInBlock in_block;
   check_tensor(input);
   check_tensor(output);
   if (input.scalar_type() != output.scalar_type()) {
@@ -200,11 +210,13 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor &output, at::Tensor &input, s
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions &opts) {
+  const coalescing::CallInBlock in_block;
   return submit({c10d::OpType::BARRIER, "isthmus:barrier", opts.timeout, opts.asyncOp, {}, {}},
                 [&](const isthmus_call *call, isthmus_work_t *work) { return isthmus_barrier(comm_, call, work); });
 }
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool /*wait_all_ranks*/) {
+  const coalescing::CallInBlock in_block;
   // The library's own error names every rank that is missing. So the two forms of the call do the same.
   submit({c10d::OpType::BARRIER, "isthmus:monitored_barrier", opts.timeout, false, {}, {}},
          [&](const isthmus_call *call, isthmus_work_t *work) { return isthmus_barrier(comm_, call, work); });

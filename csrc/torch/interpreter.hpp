@@ -16,6 +16,22 @@ bool interrupted() noexcept;
 // ISTHMUS_ERR_INTERRUPTED or interrupted().
 [[noreturn]] void raise_interrupt();
 
+// After a call of the library that may have asked, whatever came of the call: throws the exception that a handler raised and nobody
+// threw yet. An operation may end in the moment in which a handler raises.
+void raise_if_interrupted();
+
+// A generator: that of torch's _coalescing_manager is over when the `with` block is, also where an exception ended the block.
+// Held weakly. A copy is the same hold, and one of the copies lets go.
+class Generator {
+ public:
+  static Generator calling() noexcept;  // whose code has made this call; none: no generator's
+  bool over() const noexcept;           // false of none
+  void let_go() noexcept;
+
+ private:
+  PyObject *weak_ = nullptr;
+};
+
 // Releases the GIL while this thread may block, where the thread holds the GIL. Most of c10d's bindings have released the
 // GIL already.
 class WithoutGil {

@@ -66,6 +66,7 @@ isthmus_result Backend::run_gather(const ListGather &gather, const isthmus_call 
 }
 
 Backend::WorkPtr Backend::allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) {
+  const coalescing::CallInBlock in_block;
   const at::Tensor &input = one(inputs, "all_gather");
   const Tensors &all = list(outputs, "all_gather", size_);
   BackendRequest request{c10d::OpType::ALLGATHER, "isthmus:all_gather", opts.timeout, opts.asyncOp, inputs, all};
@@ -75,6 +76,7 @@ Backend::WorkPtr Backend::allgather(TensorLists &outputs, Tensors &inputs, const
 }
 
 Backend::WorkPtr Backend::allgather_coalesced(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) {
+  const coalescing::CallInBlock in_block;
   if (outputs.size() != static_cast<std::size_t>(size_)) {
     bad_argument(c10::str("all_gather_coalesced: ", outputs.size(), " lists of outputs and ", size_, " ranks"));
   }
@@ -106,6 +108,7 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists &outputs, Tensors &inp
 }
 
 Backend::WorkPtr Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &opts) {
+  const coalescing::CallInBlock in_block;
   const at::Tensor &input = one(inputs, "gather");
   const int root = checked_root(opts.rootRank);
   BackendRequest request{c10d::OpType::GATHER, "isthmus:gather", opts.timeout, opts.asyncOp, inputs, {}};
@@ -132,6 +135,7 @@ Backend::WorkPtr Backend::gather(TensorLists &outputs, Tensors &inputs, const c1
 }
 
 Backend::WorkPtr Backend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &opts) {
+  const coalescing::CallInBlock in_block;
   const at::Tensor &output = one(outputs, "scatter");
   const int root = checked_root(opts.rootRank);
   BackendRequest request{c10d::OpType::SCATTER, "isthmus:scatter", opts.timeout, opts.asyncOp, {}, outputs};
@@ -157,6 +161,7 @@ Backend::WorkPtr Backend::scatter(Tensors &outputs, TensorLists &inputs, const c
 }
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &opts) {
+  const coalescing::CallInBlock in_block;
   const at::Tensor &output = one(outputs, "reduce_scatter");
   const Tensors &all = list(inputs, "reduce_scatter", size_);
   check_same("reduce_scatter", output, all[static_cast<std::size_t>(rank_)]);
@@ -176,6 +181,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, 
 }
 
 Backend::WorkPtr Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &opts) {
+  const coalescing::CallInBlock in_block;
   const auto world = static_cast<std::size_t>(size_);
   if (inputs.size() != world || outputs.size() != world) {
     bad_argument(c10::str("all_to_all: ", inputs.size(), " inputs and ", outputs.size(), " outputs for ", size_, " ranks"));

@@ -1,5 +1,6 @@
 // Sends and receives. They are always asynchronous here: c10d waits on the Work.
 #include "backend.hpp"
+#include "coalescing.hpp"
 #include "errors.hpp"
 
 namespace isthmus::torch_face {
@@ -15,6 +16,7 @@ const at::Tensor &single(const std::vector<at::Tensor> &tensors, const char *wha
 }  // namespace
 
 Backend::WorkPtr Backend::send(Tensors &tensors, int peer, int tag) {
+  const coalescing::CallInBlock in_block;
   const at::Tensor &tensor = single(tensors, "send", tag);
   check_peer(peer, "send to");
   BackendRequest request{c10d::OpType::SEND, "isthmus:send", c10d::kUnsetTimeout, true, tensors, {}};
@@ -25,6 +27,7 @@ Backend::WorkPtr Backend::send(Tensors &tensors, int peer, int tag) {
 }
 
 Backend::WorkPtr Backend::recv(Tensors &tensors, int peer, int tag) {
+  const coalescing::CallInBlock in_block;
   const at::Tensor &tensor = single(tensors, "recv", tag);
   check_peer(peer, "recv from");
   BackendRequest request{c10d::OpType::RECV, "isthmus:recv", c10d::kUnsetTimeout, true, {}, tensors};
@@ -36,6 +39,7 @@ Backend::WorkPtr Backend::recv(Tensors &tensors, int peer, int tag) {
 }
 
 Backend::WorkPtr Backend::recvAnysource(Tensors &tensors, int tag) {
+  const coalescing::CallInBlock in_block;
   const at::Tensor &tensor = single(tensors, "recv from any rank", tag);
   BackendRequest request{c10d::OpType::RECVANYSOURCE, "isthmus:recv_any_source", c10d::kUnsetTimeout, true, {}, tensors};
   request.waits_for_peer = true;

@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
@@ -80,6 +81,8 @@ using Connections = Guarded<std::vector<Connection>>;  // held while a store is 
 std::atomic<Connections *> the_connections{new Connections};
 
 c10::intrusive_ptr<c10d::Store> own_connection(const c10::intrusive_ptr<c10d::Store> &theirs) {
+  // A FileStore holds up nobody. Its last user removes the file, and a clone would be one user more.
+  if (dynamic_cast<c10d::FileStore *>(theirs.get())) return theirs;
   const auto all = the_connections.load(std::memory_order_acquire)->lock();
   std::erase_if(*all, [](const Connection &e) { return e.theirs.expired(); });
   for (const Connection &e : *all)

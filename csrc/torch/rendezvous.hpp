@@ -30,7 +30,7 @@ c10::intrusive_ptr<c10d::Store> without_device_prefix(c10::intrusive_ptr<c10d::S
 
 // The same keys by a connection of Isthmus' own. So a thread of the program that waits in its store holds up nobody who
 // meets. There is one connection to each store and process, however many groups are made, because a connection costs a name
-// look-up. A store that cannot be cloned is used unchanged.
+// look-up. A store that cannot be cloned, and one in a file, is used unchanged.
 c10::intrusive_ptr<c10d::Store> for_meetings(c10::intrusive_ptr<c10d::Store> store);
 void forget_meeting_stores() noexcept;  // in a forked child: they are the parent's
 

@@ -2,6 +2,7 @@
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "errors.hpp"
 
@@ -38,18 +39,25 @@ void StreamPlace::begins_behind(c10::Stream stream) {
 
 void StreamPlace::submitted(const std::vector<at::Tensor> &kept, Staging &staging) {
   if (!stream_) return;
-  const c10::StreamGuard guard(*stream_);
   copies_behind_ = staging.has_copies();
   for (const at::Tensor &tensor : kept)
     if (tensor.defined() && tensor.device() == stream_->device()) storages_.push_back(tensor.storage().getWeakStorageImpl());
+  if (!ordered_later_) finish_on(*stream_, staging);
+}
+
+void StreamPlace::finish_on(c10::Stream stream, Staging &staging) {
+  const c10::StreamGuard guard(stream);
   staging.finish();
-  if (ordered_later_) return;
-  event_.emplace(stream_->device_type());
-  event_->record(*stream_);
+  event_.emplace(stream.device_type());
+  event_->record(stream);
+}
+
+c10::Stream StreamPlace::aside() const {
+  return c10::impl::VirtualGuardImpl(stream_->device_type()).getStreamFromGlobalPool(stream_->device(), true);
 }
 
 void StreamPlace::order(c10::Stream later) const {
-  if (stream_ && *stream_ != later) event_->block(later);
+  if (event_ && (ordered_later_ || *stream_ != later)) event_->block(later);
 }
 
 void StreamPlace::end() {

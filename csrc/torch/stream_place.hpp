@@ -33,8 +33,12 @@ class StreamPlace {
   const std::optional<c10::Stream> &stream() const noexcept { return stream_; }
   bool ordered_later() const noexcept { return ordered_later_; }
 
-  // The operation was submitted: gives the stream the copies that belong to the operation, and marks the end behind them.
+  // The operation was submitted: gives the stream the copies that belong to the operation, and marks the end behind them. Where
+  // the order comes later, so do the copies: finish_on() a stream that is ordered behind the operation.
   void submitted(const std::vector<at::Tensor> &kept, Staging &staging);
+  void finish_on(c10::Stream stream, Staging &staging);
+  bool finished() const noexcept { return event_.has_value(); }
+  c10::Stream aside() const;            // another stream of torch's on the device
   void order(c10::Stream later) const;  // `later` waits for that mark
   // Whether there are copies behind the operation. Its end is then the end of the copies: copied() asks, wait_for_copies()
   // waits.

@@ -16,8 +16,8 @@ namespace {
 
 [[noreturn]] void not_submitted() {
   raise(ISTHMUS_ERR_ARGUMENT,
-        "this operation was recorded in a coalescing block that has not ended; wait on the work of the block, "
-        "or pass async_op=True inside it");
+        "this operation was recorded in a coalescing block that has not ended; wait on the work of the block "
+        "(inside it: isend and irecv instead of send and recv)");
 }
 
 c10d::WorkResult outcome(isthmus_result result) {
@@ -65,11 +65,31 @@ void PendingWork::check_submitted() const {
   if (!submitted_.load(std::memory_order_acquire)) not_submitted();
 }
 
-void PendingWork::order(c10::Stream later) const {
+void PendingWork::copy_behind() {
+  if (!place_.ordered_later()) return;
+  const interpreter::WithoutGil without_gil;
+  {
+    const Lock lock(mutex_);
+    if (place_.finished()) return;
+  }
+  // Outside the lock: a signal's handler may run in the call, and look at this operation.
+  const c10::Stream aside = place_.aside();
+  check(isthmus_work_order(handle_.load(std::memory_order_relaxed), aside.native_handle()));
+  const Lock lock(mutex_);
+  if (!place_.finished()) place_.finish_on(aside, staging_);
+}
+
+void PendingWork::order(c10::Stream later) {
   check_submitted();
-  if (place_.ordered_later()) {
+  if (place_.has_copies()) {
+    copy_behind();
+    interpreter::raise_if_interrupted();
+    place_.order(later);
+  } else if (place_.ordered_later()) {
     const interpreter::WithoutGil without_gil;  // the call may wait for the message
-    check(isthmus_work_order(handle_.load(std::memory_order_relaxed), later.native_handle()));
+    const isthmus_result result = isthmus_work_order(handle_.load(std::memory_order_relaxed), later.native_handle());
+    interpreter::raise_if_interrupted();
+    check(result);
   } else {
     place_.order(later);
   }
@@ -110,6 +130,7 @@ PendingWork::Futures PendingWork::settle(isthmus_result result, const std::strin
   // The library has ended its part, and the copies into the user's tensors stand behind it.
   if (place_.has_copies() && result == ISTHMUS_OK) {
     try {
+      copy_behind();
       place_.wait_for_copies();
     } catch (const std::exception &e) { TORCH_WARN("isthmus: the copies behind an operation failed: ", e.what()); }
   }
@@ -133,6 +154,12 @@ PendingWork::Futures PendingWork::settle(isthmus_result result, const std::strin
       try {
         function();
       } catch (const std::exception &e) { TORCH_WARN("isthmus: ending a profiler's record failed: ", e.what()); }
+    }
+    if (result_ != ISTHMUS_OK && place_.ordered_later() && place_.finished()) {
+      // Nobody waits for the copies, which may still be on their stream: their memory is kept for good.
+      new Staging(std::move(staging_));
+      new std::vector<at::Tensor>(std::move(kept_));
+      kept_.clear();
     }
     settled_.store(true, std::memory_order_release);
     promises.swap(promises_);
@@ -177,7 +204,10 @@ bool PendingWork::ended() {
   if (!submitted_.load(std::memory_order_acquire)) return false;
   const isthmus_result result = isthmus_work_test(handle_.load(std::memory_order_relaxed));
   if (result == ISTHMUS_IN_PROGRESS) return false;
-  if (place_.has_copies() && result == ISTHMUS_OK && !place_.copied()) return false;
+  if (place_.has_copies() && result == ISTHMUS_OK) {
+    copy_behind();
+    if (!place_.copied()) return false;
+  }
   settle(result, result == ISTHMUS_OK ? "" : isthmus_last_error(), By::Program);
   return true;
 }
@@ -187,27 +217,28 @@ void PendingWork::wait(std::chrono::milliseconds timeout) {
   if (!settled_.load(std::memory_order_acquire)) {
     if (!submitted_.load(std::memory_order_acquire)) not_submitted();
     isthmus_work_t handle = handle_.load(std::memory_order_relaxed);
-    isthmus_result result = ISTHMUS_OK;
-    std::string text;
+    isthmus_result waited = ISTHMUS_OK;
     {
       const interpreter::WithoutGil without_gil;
-      result = isthmus_work_wait(handle, timeout > kNoTimeout ? seconds(timeout) : 0);
-      if (result != ISTHMUS_OK) text = isthmus_last_error();
-      const bool runs = (result == ISTHMUS_ERR_TIMEOUT || result == ISTHMUS_ERR_INTERRUPTED) &&
-                        isthmus_work_test(handle) == ISTHMUS_IN_PROGRESS;
-      if (runs && result == ISTHMUS_ERR_TIMEOUT) {
-        text = c10::str("wait(timeout=", seconds(timeout), " s) is over and the operation still runs: ", text);
+      waited = isthmus_work_wait(handle, timeout > kNoTimeout ? seconds(timeout) : 0);
+      const std::string said = waited == ISTHMUS_OK ? "" : isthmus_last_error();
+      // The wait may have ended for a reason of its own, and the operation since then.
+      const isthmus_result result = waited == ISTHMUS_OK ? waited : isthmus_work_test(handle);
+      if (result == ISTHMUS_IN_PROGRESS && waited == ISTHMUS_ERR_TIMEOUT) {
+        interpreter::raise_if_interrupted();
+        raise(waited, c10::str("wait(timeout=", seconds(timeout), " s) is over and the operation still runs: ", said));
       }
-      if (runs && result == ISTHMUS_ERR_TIMEOUT) raise(result, text);
-      if (!runs)
+      if (result == ISTHMUS_IN_PROGRESS && waited != ISTHMUS_ERR_INTERRUPTED) raise(waited, said);
+      if (result != ISTHMUS_IN_PROGRESS) {
+        const std::string text = result == ISTHMUS_OK ? "" : isthmus_last_error();
         for (const auto &future : settle(result, text, By::Program)) future->wait();  // who has waited finds it complete
+      }
     }
-    if (result == ISTHMUS_ERR_INTERRUPTED) interpreter::raise_interrupt();
+    interpreter::raise_if_interrupted();
+    if (waited == ISTHMUS_ERR_INTERRUPTED) interpreter::raise_interrupt();
   }
   if (std::exception_ptr failed = error()) std::rethrow_exception(failed);
 }
-
-bool PendingWork::succeeded() { return !lost() && ended() && result_ == ISTHMUS_OK; }
 
 std::exception_ptr PendingWork::error() {
   try {
@@ -243,7 +274,7 @@ c10::intrusive_ptr<c10::ivalue::Future> PendingWork::future(at::TypePtr type,
     const Lock lock(mutex_);
     if (!settled_.load(std::memory_order_relaxed)) {
       promises_.push_back(std::move(promise));
-      promise.future.reset();
+      promise.future.reset();  // NOLINT(bugprone-use-after-move): its place
     }
   }
   if (promise.future) fulfil(promise);
@@ -267,7 +298,7 @@ void TorchWork::follow(std::shared_ptr<PendingWork> operation) {
 }
 
 bool TorchWork::isCompleted() { return !operation_ || operation_->ended(); }
-bool TorchWork::isSuccess() const { return !operation_ || operation_->succeeded(); }
+bool TorchWork::isSuccess() const { return !operation_ || (operation_->ended() && !operation_->error()); }
 std::exception_ptr TorchWork::exception() const { return operation_ ? operation_->error() : nullptr; }
 
 // torch asks after wait(), which on a device has waited for nothing. The sender is known only when the message has come.

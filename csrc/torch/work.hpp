@@ -55,7 +55,7 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   const StreamPlace &place() const noexcept { return place_; }
   // Puts work that `later` is given from now on behind the operation. Throws if the operation was not submitted. May wait
   // for a message (StreamPlace::begins_behind).
-  void order(c10::Stream later) const;
+  void order(c10::Stream later);
   void check_submitted() const;
 
   void submitted(isthmus_work_t handle);  // takes the handle; NULL: nothing was to be done
@@ -65,7 +65,6 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   // failure, or an error that says that the time is over and the operation still runs.
   void wait(std::chrono::milliseconds timeout);
   bool ended();                // whether the operation has ended; does not block, and settles an ended operation
-  bool succeeded();            // whether the operation has ended well
   std::exception_ptr error();  // null while the operation runs, and after success
   int source() const;
   std::uint64_t sequence() const;
@@ -84,6 +83,8 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
 
  private:
   PendingWork() = default;
+  // Gives the copies behind an operation that is ordered later to a stream of their own, once. May wait for a message.
+  void copy_behind();
   bool lost() const noexcept;   // whether this is a forked child, and the end was not seen before the fork
   void check_not_lost() const;  // throws
   static void retire(PendingWork *operation) noexcept;
@@ -106,7 +107,7 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   bool watched_ ISTHMUS_GUARDED_BY(mutex_) = false;
   std::vector<at::Tensor> kept_ ISTHMUS_GUARDED_BY(mutex_);
   Staging staging_ ISTHMUS_GUARDED_BY(mutex_);
-  StreamPlace place_;  // complete before submitted_
+  StreamPlace place_;  // complete before submitted_, but for copies that are ordered later: those come under mutex_
   std::vector<std::function<void()>> at_end_ ISTHMUS_GUARDED_BY(mutex_), before_end_ ISTHMUS_GUARDED_BY(mutex_);
   std::vector<Promise> promises_ ISTHMUS_GUARDED_BY(mutex_);
 };

@@ -356,6 +356,34 @@ def test_messages_of_tensors_of_devices(fleet: str) -> None:
     assert min(run_fleet(fleet, messages, init=False, timeout=240)) >= 3 * 5
 
 
+@pytest.mark.parametrize("fleet", ["nvidia:2", "nvidia:1,amd:1,cpu:1", "ascend:2"])
+@pytest.mark.parametrize("queues", ["1", "4"])
+def test_a_receive_into_a_tensor_that_is_not_dense_holds_up_no_send_behind_it(fleet: str, queues: str) -> None:
+    def body() -> None:
+        import torch
+        import torch.distributed as dist
+
+        device = start()
+        rank, world = dist.get_rank(), dist.get_world_size()
+        after, before = (rank + 1) % world, (rank - 1) % world
+        for n in (3, 5000, 700_000):
+            spread = torch.zeros(n, 2, device=device)
+            mine = torch.full((n,), 1.0 + rank, device=device)
+            works = [dist.irecv(spread[:, 1], before), dist.isend(mine, after)]
+            for work in works:
+                work.wait()
+            expected = torch.stack([torch.zeros(n), torch.full((n,), 2.0 * (1 + before))], 1)
+            assert torch.equal((spread * 2).cpu(), expected)
+            work = dist.irecv(spread[:, 0], before, tag=1)
+            dist.isend(mine, after, tag=1).wait()
+            assert work.get_future_result().wait() == 0 and work.is_completed()
+            assert torch.equal(spread[:, 0].cpu(), torch.full((n,), 1.0 + before))
+        dist.barrier()
+        dist.destroy_process_group()
+
+    run_fleet(fleet, body, init=False, switches={"QUEUES": queues})
+
+
 @pytest.mark.parametrize("fleet", ["nvidia:1,amd:1,cpu:1", "ascend:2,nvidia:1"])
 @pytest.mark.parametrize("queues", ["1", "4"])
 def test_futures_hooks_and_blocks(fleet: str, queues: str) -> None:

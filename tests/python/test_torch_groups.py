@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -485,9 +487,37 @@ def test_the_timeout_is_the_programs_else_that_of_the_options_else_that_of_the_e
         dist.init_process_group("isthmus", store=dist.HashStore(), rank=0, world_size=1)
         settings = isthmus.torch.Options(settings="CHUNK_BYTES=1M;TIMEOUT=55")
         first = isthmus.torch.backend_of().options._timeout.total_seconds()
-        return [first, of(pg_options=settings), of(pg_options=settings, timeout=timedelta(seconds=33))]
+        both = isthmus.torch.Options(settings="TIMEOUT=55", timeout=timedelta(seconds=44))
+        given = [of(pg_options=options, timeout=timedelta(seconds=33)) for options in (settings, both)]
+        return [first, of(pg_options=settings), of(pg_options=both), *given]
 
-    assert torch_ranks.run(1, body, env={"ISTHMUS_TIMEOUT": "77"}, init=False) == [[77.0, 55.0, 33.0]]
+    assert torch_ranks.run(1, body, env={"ISTHMUS_TIMEOUT": "77"}, init=False) == [[77.0, 55.0, 44.0, 33.0, 33.0]]
+
+
+def test_ranks_that_met_in_a_file_leave_none_behind_and_the_next_ones_meet_there_again() -> None:
+    def body(folder: str) -> None:
+        path, rank = Path(folder, "meeting"), int(os.environ["RANK"])
+        beside = dist.FileStore(f"{path}.beside", 2)
+
+        def together(what: str) -> None:
+            beside.set(f"{what} {rank}", "")
+            beside.wait([f"{what} {r}" for r in range(2)], timedelta(seconds=SOON))
+
+        for run in range(2):
+            dist.init_process_group("isthmus", init_method=f"file://{path}", rank=rank, world_size=2)
+            child = dist.new_group([0, 1])
+            assert path.exists() and total() == total(child) == 2
+            del child
+            dist.destroy_process_group()
+            gc.collect()
+            together(f"ended {run}")
+            assert not path.exists()
+            together(f"looked {run}")
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch_ranks.run(2, body, folder, init=False)
 
 
 def test_options_of_another_kind_are_refused() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+import isthmus.torch
 import torch_ranks
 from torch_ranks import hear, raises, tell
 
@@ -197,6 +200,112 @@ def test_a_block_that_an_exception_left_open_is_dropped_by_the_next_one() -> Non
         backend._end_coalescing().wait()
         assert x.tolist() == [1, 1] and y.tolist() == [2, 2]
         raises("without startCoalescing", backend._end_coalescing, ValueError)
+
+    torch_ranks.run(2, body)
+
+
+def test_a_blocking_collective_in_a_block_is_done_when_the_block_is() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        x, out, mine = torch.full((3,), float(rank)), [torch.empty(1), torch.empty(1)], torch.tensor([rank + 1.0])
+        with _coalescing_manager(device=CPU):
+            dist.broadcast(x, 1)
+            dist.all_gather(out, mine)
+            dist.barrier()
+            assert x.tolist() == [rank] * 3
+        assert x.tolist() == [1, 1, 1] and [t.item() for t in out] == [1, 2]
+
+    torch_ranks.run(2, body)
+
+
+def test_a_blocking_call_of_a_group_that_has_not_begun_the_block_is_refused() -> None:
+    def body() -> None:
+        other = dist.new_group([0, 1])
+        with _coalescing_manager(device=CPU, async_ops=True) as block:
+            raises("has not ended", lambda: dist.barrier(other), ValueError)
+        block.wait()
+
+    torch_ranks.run(2, body)
+
+
+def _abandon(group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Leaves a block by an exception of the program's; what the block was to change."""
+    x = torch.full((2,), 7.0 + dist.get_rank())
+    with contextlib.suppress(KeyError), _coalescing_manager(group, device=CPU):
+        dist.broadcast(x, 0, group)
+        raise KeyError("the program's own")
+    return x
+
+
+def test_nothing_of_a_block_that_an_exception_leaves_is_done_and_every_group_works_on() -> None:
+    def body() -> None:
+        other = dist.new_group([0, 1])
+        for abandoned, used in ((None, other), (other, None), (None, None), (other, other)):
+            x = _abandon(abandoned)
+            y = torch.tensor([dist.get_rank()])
+            dist.broadcast(y, 1, group=used)
+            assert y.item() == 1 and x.tolist() == [7.0 + dist.get_rank()] * 2
+            y.fill_(dist.get_rank())
+            with _coalescing_manager(used, device=CPU):
+                dist.broadcast(y, 0, group=used)
+            assert y.item() == 0
+
+    torch_ranks.run(2, body)
+
+
+def test_a_message_that_is_refused_in_a_batch_leaves_no_block_open() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        x, y = torch.full((2,), float(rank)), torch.empty(2)
+        bad = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, y, 1 - rank, tag=-1)]
+        raises("negative", lambda: dist.batch_isend_irecv(bad), ValueError)
+        dist.broadcast(x, 1)
+        assert x.tolist() == [1, 1]
+
+    torch_ranks.run(2, body)
+
+
+def test_a_call_that_is_refused_cancels_its_block() -> None:
+    def body() -> None:
+        backend, x = torch_ranks.backend(), torch.ones(2)
+        backend._start_coalescing()
+        backend.allreduce([x])
+        raises("negative", lambda: backend.send([x], 1, -1), ValueError)
+        dist.all_reduce(torch.ones(1))
+        raises("cancelled", backend._end_coalescing, ValueError)
+        assert x.tolist() == [1, 1]
+
+    torch_ranks.run(2, body)
+
+
+def test_an_exception_in_an_inner_block_that_is_caught_in_the_outer_cancels_both() -> None:
+    def body() -> None:
+        other, x = dist.new_group([0, 1]), torch.ones(2)
+
+        def outer() -> None:
+            with _coalescing_manager(device=CPU):
+                dist.reduce(x, 0)
+                _abandon(other)
+
+        raises("cancelled", outer, ValueError)
+        y = torch.tensor([dist.get_rank()])
+        dist.broadcast(y, 1, group=other)
+        assert y.item() == 1 and x.tolist() == [1, 1]
+
+    torch_ranks.run(2, body)
+
+
+def test_the_block_of_a_group_that_is_destroyed_is_dropped() -> None:
+    def body() -> None:
+        other = dist.new_group([0, 1])
+        backend = isthmus.torch.backend_of(other)
+        backend._start_coalescing()
+        backend.allreduce([torch.ones(2)])
+        dist.destroy_process_group(other)
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        assert x.tolist() == [2, 2]
+        raises("shut down", backend._end_coalescing, ValueError)
 
     torch_ranks.run(2, body)
 

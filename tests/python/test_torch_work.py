@@ -7,10 +7,12 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 import isthmus.torch
 import torch_ranks
@@ -450,6 +452,72 @@ def test_ctrl_c_ends_wait() -> None:
     torch_ranks.run(2, body)
 
 
+def test_an_operation_that_ends_well_as_a_wait_for_it_is_over_has_succeeded() -> None:
+    """Many operations whose ends come about when the time of a wait is over."""
+
+    def body() -> None:
+        x, rank = torch.ones(1), dist.get_rank()
+        for round in range(300):
+            if rank == 1:
+                time.sleep(0.0009 + 0.00001 * (round % 20))
+                dist.all_reduce(x)
+                continue
+            work = dist.all_reduce(x, async_op=True)
+            try:
+                work.wait(timedelta(milliseconds=1))
+            except RuntimeError as error:
+                assert "still runs" in str(error)
+                work.wait()
+            assert work.exception() is None
+
+    torch_ranks.run(2, body)
+
+
+def test_ctrl_c_that_comes_with_the_end_of_an_operation_is_raised_and_the_operation_has_its_own_outcome() -> None:
+    """The signal's handler comes back only when the operation's deadline has ended it, and raises then."""
+
+    def body() -> None:
+        if dist.get_rank() == 1:
+            hear("looked")
+            return
+        waits, handled = threading.Event(), threading.Event()
+
+        def handler(*_: object) -> None:
+            if not waits.is_set() or handled.is_set():
+                return
+            handled.set()
+            until(lambda: all(entry["state"] != "running" for entry in isthmus.torch.dump()["entries"]))
+            raise KeyboardInterrupt
+
+        def send() -> None:
+            while not handled.wait(0.01):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        signal.signal(signal.SIGINT, handler)
+        opts = dist.AllreduceOptions()
+        opts.timeout = seconds(3 * SHORT)
+        work = dist.group.WORLD.allreduce([torch.ones(3)], opts)
+        threading.Thread(target=send, daemon=True).start()
+        try:
+            waits.set()
+            work.wait()
+        except KeyboardInterrupt:
+            raises("timeout", work.wait)
+            tell("looked")
+        else:
+            raise AssertionError("Ctrl-C was ignored")
+
+    torch_ranks.run(2, body)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits until it holds."""
+    deadline = time.monotonic() + SOON
+    while not holds():
+        assert time.monotonic() < deadline, f"it does not hold within {SOON} s"
+        time.sleep(0.001)
+
+
 def test_an_async_barrier_does_not_block_and_a_barrier_does() -> None:
     def body() -> None:
         rank = dist.get_rank()
@@ -478,6 +546,67 @@ def test_completion_hooks_see_every_operation() -> None:
         dist.all_reduce(torch.ones(2), async_op=True)
         group._wait_for_pending_works()
         assert sorted(seen) == ["ALLREDUCE", "ALLREDUCE", "BROADCAST"]
+
+    torch_ranks.run(2, body)
+
+
+def test_a_completion_hook_that_raises_fails_no_operation_and_holds_up_no_end_of_the_group() -> None:
+    def body() -> None:
+        def hook(info: object) -> None:
+            raise ValueError("the hook's own")
+
+        dist.group.WORLD._register_on_completion_hook(hook)
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        dist.all_reduce(x, async_op=True).wait()
+        assert x.tolist() == [4.0, 4.0]
+        begin = time.monotonic()
+        dist.destroy_process_group()  # the group's timeout is SOON
+        assert time.monotonic() - begin < SOON / 2
+
+    torch_ranks.run(2, body)
+
+
+def test_a_completion_hook_hears_of_a_blocking_call_that_fails_and_of_none_that_is_refused() -> None:
+    def body() -> None:
+        if dist.get_rank() == 1:
+            hear("failed")
+            return
+        seen: list[str] = []
+        dist.group.WORLD._register_on_completion_hook(lambda info: seen.append(info.op_type.name))
+        opts = dist.AllreduceOptions()
+        opts.asyncOp, opts.reduceOp = False, dist.ReduceOp.BAND
+        raises("no meaning", lambda: dist.group.WORLD.allreduce([torch.ones(2)], opts), NotImplementedError)
+        raises("rank 1", lambda: dist.barrier(timeout=seconds(SHORT)))
+        tell("failed")
+        dist.group.WORLD._wait_for_pending_works()
+        assert seen == ["BARRIER"], seen
+
+    torch_ranks.run(2, body)
+
+
+def test_a_completion_hook_hears_of_a_coalescing_block_once() -> None:
+    def body() -> None:
+        seen: list[str] = []
+        dist.group.WORLD._register_on_completion_hook(lambda info: seen.append(info.op_type.name))
+        x, y = torch.ones(2), torch.ones(2)
+        with _coalescing_manager(device=torch.device("cpu")):
+            dist.broadcast(x, 0, async_op=True)
+            dist.reduce(y, 0, async_op=True)
+        dist.group.WORLD._wait_for_pending_works()
+        assert seen == ["COALESCED"], seen
+
+    torch_ranks.run(2, body)
+
+
+def test_the_profiler_shows_a_coalescing_block() -> None:
+    def body() -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(100):
+                with _coalescing_manager(device=torch.device("cpu")):
+                    dist.broadcast(torch.ones(4), 0, async_op=True)
+        names = [event.name for event in profile.events() if event.name.startswith("isthmus:")]
+        assert names.count("isthmus:coalesced") == names.count("isthmus:broadcast") == 100, names
 
     torch_ranks.run(2, body)
 

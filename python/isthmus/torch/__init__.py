@@ -102,9 +102,14 @@ def _said(setting: str, group_options: Options | None) -> str:
 
 
 def _timeout(given: _timedelta, group_options: Options | None) -> _timedelta:
-    """The program's timeout. Where that is torch's default: TIMEOUT of the group's options, or ISTHMUS_TIMEOUT, if given."""
-    if given != dist.constants.default_pg_timeout:
+    """The program's timeout. Where that is torch's default, the first that is given: that of the group's options, TIMEOUT in
+    their settings, ISTHMUS_TIMEOUT.
+    """
+    default = dist.constants.default_pg_timeout
+    if given != default:
         return given
+    if group_options is not None and group_options._timeout != default:
+        return group_options._timeout
     said = _said("TIMEOUT", group_options)
     try:
         return _timedelta(seconds=float(said)) if said else given
