@@ -53,6 +53,7 @@ constexpr int version_code(int major, int minor, int patch) { return major * 100
   F(CommDestroy, (Handle))                                                             \
   F(CommAbort, (Handle))                                                               \
   F(CommGetAsyncError, (Handle, Result *))                                             \
+  F(CommCount, (Handle, int *))                                                        \
   F(GroupStart, ())                                                                    \
   F(GroupEnd, ())                                                                      \
   F(AllReduce, (const void *, void *, size_t, int type, int op, Handle, Queue))        \

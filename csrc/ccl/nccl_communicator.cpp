@@ -74,6 +74,10 @@ class NcclCommunicator final : public IslandCommunicator {
     const Result r = f().CommInitRankConfig(&held_->handle, size_, id, rank_, &config);
     failure_.keep(outcome(library_, "init", r));
     if (!failed()) follow("init", join.deadline.ns(), &join);
+    // Up to NCCL 2.26 the job of the init stays in the thread-local memory of this thread, and the next call that needs the communicator
+    // completes the job. That call may come from another thread, when this one has ended. So this thread makes one that does nothing else.
+    int count = 0;
+    if (!failed()) failure_.keep(outcome(library_, "init", f().CommCount(held_->handle, &count), held_->handle));
     if (!failed()) return;
     const Status s = status().code == Code::Timeout ? join.waited(library_.row->family) : status();
     held_->end(true, rank_);

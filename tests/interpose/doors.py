@@ -93,7 +93,7 @@ class Door:
     def sources(self) -> list[Path]:
         return [
             SOURCES / f"{name}.cpp"
-            for name in ("real", "search", "neighbours", "reasons", "words", "bridge", self.library, *self.parts)
+            for name in ("real", "search", "neighbours", "reasons", "text_buffer", "bridge", self.library, *self.parts)
         ]
 
 

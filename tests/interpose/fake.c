@@ -1,8 +1,11 @@
 /* A library that passes for an NCCL, made for one test: it says who it is, and calls public functions of its own. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "nccl_like.h"
 #include "nccl_newer_like.h"
@@ -46,12 +49,40 @@ int ncclCommGetUniqueId(void *comm, unique_id *file) {
 #if defined(INIT_MULTI) || defined(KEEPS_CONFIGS)
 int ncclGetUniqueId(unique_id *id) {
   memset(id, 0, sizeof *id);
-#ifdef CALLS_BY_NAME
+#if defined(CALLS_BY_NAME) || defined(THREAD_BOUND)
   static unsigned char made;
   id->bytes[0] = ++made;
 #endif
   return 0;
 }
+#endif
+
+#ifdef THREAD_BOUND /* with KEEPS_CONFIGS */
+/* As NCCL up to 2.26: an init that does not block leaves its job in the memory of the thread that calls, and the end of the communicator
+ * looks there. Each communicator has a handle of its own. A maker is the thread that has called. */
+enum { MAKERS = 8 };
+int makers[MAKERS], makers_ended[MAKERS];
+static int made;
+static pthread_key_t job;
+static void maker_ends(void *ended) { __atomic_store_n((int *)ended, 1, __ATOMIC_SEQ_CST); }
+__attribute__((constructor)) static void begin(void) { pthread_key_create(&job, maker_ends); }
+static void *new_handle(void) {
+  const int n = __atomic_fetch_add(&made, 1, __ATOMIC_SEQ_CST);
+  makers[n] = gettid();
+  pthread_setspecific(job, &makers_ended[n]);
+  return (void *)((intptr_t)77 + n);
+}
+static int knows(void *comm) { return (intptr_t)comm >= 77 && (intptr_t)comm < 77 + made; }
+int ncclCommDestroy(void *comm) {
+  if (!knows(comm)) return 4;
+  if (!makers_ended[(intptr_t)comm - 77]) return 0;
+  last_error = "the job of the init is gone with its thread";
+  return 3;
+}
+int ncclCommAbort(void *comm) { return ncclCommDestroy(comm); }
+#else
+#define new_handle() ((void *)77)
+#define knows(comm) ((comm) == (void *)77)
 #endif
 
 #ifdef KEEPS_CONFIGS
@@ -80,11 +111,11 @@ static int keep(const void *config) {
 }
 int ncclCommInitRankConfig(void **comm, int ranks, unique_id id, int rank, void *config) {
   (void)id;
-  *comm = (void *)77;
+  *comm = new_handle();
   return ranks == 1 && rank == 0 ? keep(config) : 4;
 }
 int ncclCommInitRankScalable(void **comm, int ranks, int rank, int count, unique_id *ids, void *config) {
-  *comm = (void *)77;
+  *comm = new_handle();
   return ranks == 1 && rank == 0 && count == 1 && ids ? keep(config) : 4;
 }
 int ncclCommSplit(void *comm, int color, int key, void **part, void *config) {
@@ -95,11 +126,11 @@ int ncclGroupEnd(void) { return 0; }
 /* It knows the communicators that it made, and no other name of them. */
 int ncclCommGetAsyncError(void *comm, int *state) {
   *state = 0;
-  return comm == (void *)77 ? 0 : 4;
+  return knows(comm) ? 0 : 4;
 }
 int ncclCommCount(void *comm, int *count) {
   *count = 1;
-  return comm == (void *)77 ? 0 : 4;
+  return knows(comm) ? 0 : 4;
 }
 #endif
 

@@ -283,7 +283,7 @@ def test_on_aarch64_the_hook_jumps_too(fake: Callable[..., Path], tmp_path: Path
     ours.mkdir()
     flags = ["-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-D_GNU_SOURCE", "-fno-exceptions", "-fno-rtti"]
     flags += ["-fno-threadsafe-statics", "-nostartfiles", f"-I{SOURCES}"]
-    sources = [SOURCES / "ways" / "dlopen.cpp", SOURCES / "ways" / "door.cpp", SOURCES / "words.cpp"]
+    sources = [SOURCES / "ways" / "dlopen.cpp", SOURCES / "ways" / "door.cpp", SOURCES / "text_buffer.cpp"]
     compile_c(*flags, *sources, "-o", ours / HOOK.name, "-ldl", compiler=CROSS[1])
     made = ["-O2", "-shared", "-fPIC"]
     compile_c(*made, "-DVERSION=1", HERE / "fake.c", "-o", ours / "libnccl.so.2", compiler=CROSS[0])

@@ -329,6 +329,21 @@ def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
         assert "init: 6, remote process exited" in rank.printed and "rank 2 of 3 did not arrive within" in rank.printed
 
 
+def test_a_group_that_misses_ranks_names_its_other_communicators(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """Rank 1 makes the two one after the other, so it waits for the group, and the group for it."""
+    ranks = fleet("na")
+    ranks[1].say("use first", "id", "use second", "id", "use first", "join 1 2")
+    ranks[0].say("group", "use first", "join 0 2", "use second", "join 0 2", "end")
+    for rank in ranks:
+        rank.environment["ISTHMUS_TIMEOUT"] = str(GAP)
+    run(ranks, scripted, tmp_path, spans=False)
+    told = ranks[0].printed
+    first = (tmp_path / "first").read_bytes()
+    assert ranks[0].code == 0 and "end: 6, remote process exited" in told and "rank 1 of 2 did not arrive within" in told
+    assert re.search(r"The same group makes 'interposed-\w{8}', and makes nothing before all ranks of all its", told), told
+    assert first[48:56] == b"Isthmusr"
+
+
 # Takes part in the census as a rank on AMD does, and never in what comes behind it.
 SILENT = """
 import ctypes, pathlib, struct, sys, time

@@ -11,7 +11,7 @@ import pytest
 
 from doors import DOORS, Door, preloaded
 from doors import run as run_program
-from spanning import HANDED
+from spanning import HANDED, check, fleet, run
 
 pytestmark = pytest.mark.computes
 
@@ -83,8 +83,10 @@ kept = [bytes(text).split(b"\\0")[0] for text in (ctypes.c_char * 64 * 2).in_dll
 want = bytearray(config + bytes(8192 - size))
 if size >= 56:
     assert kept == [b"a network", b"a communicator"], kept
-    if grouped or goes_on:  # the texts of a copy are copies
-        for place in (32, 48):
+    if grouped or goes_on:  # the texts of a copy are copies, and stay: the library may read them later
+        for place, text in zip((32, 48), kept):
+            (address,) = struct.unpack_from("=Q", got, place)
+            assert call == "ncclCommSplit" or size > 4096 or ctypes.string_at(address, len(text) + 1) == text + b"\\0", text
             got[place : place + 8] = want[place : place + 8]
 wrong = [i for i in range(8192) if got[i] != want[i]]
 assert not wrong, wrong
@@ -98,7 +100,8 @@ def configured(
     runtime = door.simulated / door.runtime
     words = (sys.executable, "-c", CONFIGS, door.path, real, call, grouped, str(size), runtime, str(blocking))
     settings = {door.setting: real, "ISTHMUS_INTERFACE": "lo", "ISTHMUS_TIMEOUT": "20", "ISTHMUS_LOG": "info"}
-    return run_program(*words, LD_LIBRARY_PATH=door.simulated, REHEARSAL_QUIET="1", **settings)
+    overwritten = {"MALLOC_PERTURB_": "85", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}  # memory that is given back
+    return run_program(*words, LD_LIBRARY_PATH=door.simulated, REHEARSAL_QUIET="1", **settings, **overwritten)
 
 
 @preloaded
@@ -139,3 +142,93 @@ def test_another_byte_of_a_configuration_would_be_noticed(grouped: str, fake: Ca
     real = fake("libnccl.so.2", "later", "KEEPS_CONFIGS", "CUTS_CONFIGS")
     ended = configured(DOORS["nccl"], real, "ncclCommInitRankConfig", grouped, 999)
     assert ended.returncode == 1 and "AssertionError: [998]" in ended.stderr, ended
+
+
+# Makes a communicator without blocking, and says whether the thread that made it has ended when that is done. Then ends the
+# communicator, waits until the thread has ended, and says how the end went. OURS REAL RUNTIME ENDING HANDLE.
+MAKER = """
+import ctypes, os, struct, sys, time
+class Id(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * 128)]
+ending, which, one, comm = sys.argv[4], sys.argv[5], Id(), ctypes.c_void_p()
+library, runtime = ctypes.CDLL(sys.argv[1]), ctypes.CDLL(sys.argv[3], mode=ctypes.RTLD_GLOBAL)
+library.ncclGetLastError.restype = ctypes.c_char_p
+if hasattr(runtime, "cuInit"):
+    context = ctypes.c_void_p()
+    assert runtime.cuInit(0) == 0 and runtime.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert runtime.cuCtxSetCurrent(context) == 0
+IN_PROGRESS, OWN = 7, 77
+config = ctypes.create_string_buffer(struct.pack("=QIIii", 24, 0xcafebeef, 21400, 0, -(2**31)), 24)
+assert library.ncclGetUniqueId(ctypes.byref(one)) == 0
+assert library.ncclCommInitRankConfig(ctypes.byref(comm), 1, one, 0, config) == IN_PROGRESS
+real, given, until = ctypes.CDLL(sys.argv[2]), comm.value, time.monotonic() + 100
+makers, ended = ((ctypes.c_int * 8).in_dll(real, name) for name in ("makers", "makers_ended"))
+def eventually(what):
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.002)
+def rests():
+    try:
+        with open(f"/proc/self/task/{makers[0]}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "S"
+    except FileNotFoundError:
+        return False
+eventually(lambda: comm.value == OWN)
+eventually(lambda: ended[0] or rests())
+print("ended" if ended[0] else "waits", end=" ")
+if ending != "exit":
+    code = getattr(library, ending)(ctypes.c_void_p(OWN if which == "own" else given))
+    eventually(lambda: ended[0])
+    print(code, library.ncclGetLastError(None).decode() if code else "ended")
+"""
+
+
+def ended_maker(door: Door, real: Path, ending: str, handle: str) -> subprocess.CompletedProcess[str]:
+    words = (sys.executable, "-c", MAKER, door.path, real, door.simulated / door.runtime, ending, handle)
+    settings = {door.setting: real, "ISTHMUS_INTERFACE": "lo", "ISTHMUS_TIMEOUT": "20"}
+    return run_program(*words, LD_LIBRARY_PATH=door.simulated, REHEARSAL_QUIET="1", **settings)
+
+
+@preloaded
+@pytest.mark.parametrize("handle", ["own", "copy"])
+@pytest.mark.parametrize("ending", ["ncclCommDestroy", "ncclCommAbort"])
+@pytest.mark.parametrize("vendor", ["nccl", "rccl"])
+def test_the_thread_that_made_a_communicator_without_blocking_lives_as_long_as_the_communicator(
+    vendor: str, ending: str, handle: str, fake: Callable[..., Path]
+) -> None:
+    """Up to NCCL 2.26 the library keeps the init's job in that thread's memory."""
+    door = DOORS[vendor]
+    ended = ended_maker(door, fake(door.soname, "bound", "KEEPS_CONFIGS", "THREAD_BOUND"), ending, handle)
+    assert ended.stdout == "waits 0 ended\n", ended
+
+
+@preloaded
+def test_a_program_may_end_before_the_communicators_that_it_made_without_blocking(fake: Callable[..., Path]) -> None:
+    ended = ended_maker(DOORS["nccl"], fake("libnccl.so.2", "bound", "KEEPS_CONFIGS", "THREAD_BOUND"), "exit", "own")
+    assert (ended.returncode, ended.stdout) == (0, "waits "), ended
+
+
+@preloaded
+def test_no_thread_is_kept_for_a_library_that_keeps_the_job_elsewhere(fake: Callable[..., Path]) -> None:
+    real = fake("libnccl.so.2", "bound", "KEEPS_CONFIGS", "THREAD_BOUND", "VERSION=22703")
+    ended = ended_maker(DOORS["nccl"], real, "exit", "own")
+    assert (ended.returncode, ended.stdout) == (0, "ended "), ended
+
+
+@preloaded
+def test_the_threads_that_make_parts_without_blocking_in_a_group_live_as_long(
+    fake: Callable[..., Path], scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """The parts are of two parents, so each is made on a thread of its own. Each part is one library's."""
+    ranks = fleet("na")
+    ranks[0].environment["ISTHMUS_REAL_NCCL"] = str(fake("libnccl.so.2", "bound", "KEEPS_CONFIGS", "THREAD_BOUND"))
+    for number, rank in enumerate(ranks):
+        rank.environment["ISTHMUS_CCL"] = "none"  # the library has no collectives
+        for name in ("first", "second"):
+            rank.say(f"use {name}", *(["id"] if number == 0 else []), "init 0", "poll 7")
+        rank.say("group", "comm 0", f"split {number} 0", "comm 1", f"split {number} 0", "end")
+        rank.say("comm 2", "poll 7", "destroy", "comm 3", "poll 7", "destroy", "comm 0", "destroy", "comm 1", "destroy")
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    for rank in ranks:
+        assert " destroy: " not in rank.printed and rank.printed.count(" state: 0, ") == 4, rank.printed

@@ -285,6 +285,44 @@ def test_an_init_may_be_aborted_while_its_ranks_meet(scripted: dict[str, Path], 
     assert " state: 6, " in ranks[1].printed.splitlines()[-1], ranks[1].printed
 
 
+def test_the_thread_that_joins_an_island_completes_the_init_of_its_library(scripted: dict[str, Path]) -> None:
+    """Up to NCCL 2.26 the job of an init is the thread's own, until a call of the thread's needs the communicator. The ranks
+    of one vendor are an island, whose communicator does not block. The program itself makes no such call.
+    """
+    ranks = fleet("nna")
+    ranks[0].say("id")
+    for rank in ranks:
+        rank.say("init", "bare all_reduce 0", "wait", "abort")
+    ranks[0].environment["REHEARSAL_FAIL"] = "ncclCommCount:1:3"
+    run(ranks, scripted, spans=False)
+    assert "nccl init: " in ranks[0].printed + ranks[0].logged, ranks[0].printed + ranks[0].logged
+
+
+@pytest.mark.parametrize("vendors", ["nn", "aa", "na"])
+def test_a_communicator_may_be_destroyed_while_its_ranks_meet(
+    vendors: str, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """The destroy waits for the census. It ends the communicator, whosever that turns out to be."""
+    ranks = fleet(vendors)
+    ranks[0].say("id", "init 0", "touch begun", "destroy", "touch ended")
+    ranks[1].say("expect begun", "init", "expect ended", "abort")
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    assert " destroy: " not in ranks[0].printed and ranks[1].printed == "", ranks[0].printed + ranks[1].printed
+
+
+def test_an_abort_ends_a_destroy_that_waits_for_a_rank_that_never_comes(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """Long before the census gives up, of which rank 1 does not know."""
+    ranks = fleet("na")
+    ranks[0].say("id", "init 0", "abort_later 300", "destroy", "touch ended", "kill")
+    ranks[1].say("expect ended")
+    for rank in ranks:
+        rank.environment["ISTHMUS_TIMEOUT"] = "1000"  # later than run() waits
+    run(ranks, scripted, tmp_path, spans=False)
+    assert (ranks[0].code, ranks[1].code) == (-9, 0), ranks[0].printed + ranks[0].logged
+    assert "was destroyed or aborted" in ranks[0].printed, ranks[0].printed
+
+
 def test_rccls_init_of_several_ranks_of_a_device_spans_vendors(scripted: dict[str, Path]) -> None:
     """Whether the rank's library has it does not matter then. Where that is to have the communicator, it does."""
     ranks = fleet("na")

@@ -220,6 +220,11 @@ void Comm::fail(Outcome why) { settle(nullptr, std::move(why)); }
 // The communicator goes to the vendor's library. A thread that has just found the handle still hears that the communicator is
 // being made.
 void Comm::pass_on() {
+  {
+    const Lock lock(mutex_);
+    gone_ = true;
+    settled_.notify_all();
+  }
   traits_.local_ranks->leave([] {});
 }
 
@@ -306,7 +311,7 @@ Outcome Comm::finalize() {
 Outcome Comm::drain() {
   {
     Lock lock(mutex_);
-    settled_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return !starting_; });  // init has a deadline
+    settled_.wait(lock, [&]() ISTHMUS_REQUIRES(mutex_) { return !starting_ || gone_; });  // init has a deadline
   }
   return finalize();
 }
@@ -328,8 +333,9 @@ void Comm::abort() {
   isthmus_comm_t comm = nullptr;
   {
     const Lock lock(mutex_);
-    aborted_ = true;
+    aborted_ = gone_ = true;
     comm = std::exchange(comm_, nullptr);
+    settled_.notify_all();
   }
   bool quiet = in_calls_ == 0;
   std::deque<std::shared_ptr<LaunchedWork>> works;

@@ -146,8 +146,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Outcome run(const BridgedCall &operation);  // a barrier has ended when this returns
   Outcome open();                             // whether the communicator takes operations
   Outcome finalize();                         // waits for all operations that were begun
-  Outcome drain();                            // waits likewise, and for the communicator; an abort by another thread ends it
-  Outcome destroy();                          // waits likewise
+  Outcome drain();    // waits likewise, and until it is known whose the communicator is; an abort by another thread ends it
+  Outcome destroy();  // waits likewise
   // Ends the communicator of this rank, now. Where this rank has ended all that it has begun, the other ranks hear of it as of a
   // destroy: what they have in flight ends well, and later operations with this rank fail. Programs end a good run like that
   // (PyTorch up to 2.5). Where something of this rank's is pending, it fails, and so does the communicator on all ranks.
@@ -185,6 +185,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Condition settled_;
   bool starting_ ISTHMUS_GUARDED_BY(mutex_) = true, finalized_ ISTHMUS_GUARDED_BY(mutex_) = false;
   bool aborted_ ISTHMUS_GUARDED_BY(mutex_) = false;
+  bool gone_ ISTHMUS_GUARDED_BY(mutex_) = false;  // aborted, or the vendor's: nothing here waits for it to be made
   isthmus_comm_t comm_ ISTHMUS_GUARDED_BY(mutex_) = nullptr;                    // until it is destroyed
   Outcome failure_ ISTHMUS_GUARDED_BY(mutex_);                                  // why there is no communicator
   std::deque<std::shared_ptr<LaunchedWork>> works_ ISTHMUS_GUARDED_BY(mutex_);  // in the order of their calls

@@ -195,7 +195,9 @@ Result destroy(Handle handle) {
   if (comm) comm->drain();  // the handle still serves: another thread may abort what this one waits for
   comm = bridge::take_back(handle);
   if (comm) return failed(kCall, comm->destroy());
-  Result ended;  // the handle may have become an alias meanwhile
+  // The handle may have become an alias meanwhile. The library destroys nothing that it still makes.
+  if (const Handle known = bridge::behind(handle)) wait_until_made(known);
+  Result ended;
   return end_real(kCall, handle, ended) ? ended : no_comm(kCall);
 }
 Result abort(Handle handle) {

@@ -60,7 +60,8 @@ struct CommRequest {
 };
 bool read(const Config *config, CommRequest &request);  // false: it is no configuration
 
-// A copy of a configuration, with the texts to which the configuration points.
+// A copy of a configuration. The texts to which it points are copies that stay for good: since NCCL 2.27 the library reads the
+// name of a communicator as long as the communicator lives.
 class KeptConfig {
  public:
   explicit KeptConfig(const Config *config);
@@ -68,7 +69,6 @@ class KeptConfig {
 
  private:
   ConfigCopy copy_;
-  std::string texts_[2];
 };
 
 using TargetPtr = std::shared_ptr<Target>;
@@ -82,6 +82,9 @@ Result init_rank_scalable(Handle *out, int size, int rank, int ids, UniqueId *id
 Result init_rank_multi(Handle *out, int size, UniqueId id, int rank, int number);
 // The real library's init. A null configuration: the init without one.
 Result init_real(Handle *out, int size, const UniqueId &id, int rank, Config *config);
+// Makes the real library's call for a communicator that is behind the alias `handle`. Where the call does not block, and the
+// thread that makes the call must outlive the communicator (binds_maker), and this thread does not, on a thread that does.
+Result make_theirs(const void *handle, bool blocking, const DevicePlace &place, const std::function<Result()> &call);
 // An init. Errors and records call the init by the name `call`.
 Result init_as(const char *call, const TargetPtr &target, int size, const UniqueId &id, int rank, Config *config);
 Result split(Handle comm, int color, int key, Handle *out, Config *config);
@@ -111,8 +114,9 @@ Outcome exchange(const CommPtr &parent, const std::vector<int> &ranks, const T &
   return outcome(isthmus_comm_exchange(parent->get(), ranks.data(), static_cast<int>(ranks.size()), &mine, all.data(),
                                        sizeof mine, exchange_seconds()));
 }
-// ---- the library's own communicators in a group (face_nccl_waits.cpp) --------------------------------------------------------------
+// ---- waits for the library's own communicators (face_nccl_waits.cpp) ---------------------------------------------------------------
 std::unique_ptr<GroupWait> group_wait();
-void stop_asking(Handle comm);  // the communicator is about to end
+void wait_until_made(Handle comm);  // or failed, or about to end by another thread
+void stop_asking(Handle comm);      // the communicator is about to end
 
 }  // namespace isthmus::bridge::nccl

@@ -5,12 +5,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "base/lock.hpp"
 #include "face_nccl.hpp"
 #include "handles.hpp"
+#include "in_parallel.hpp"
 
 namespace isthmus::bridge::nccl {
 namespace {
@@ -21,6 +24,14 @@ using interpose::kSuccess;
 
 constexpr uint32_t kNamesSince = 22700;
 constexpr size_t kMaxConfig = 4096;
+
+// Up to NCCL 2.26 an init that does not block leaves its job in the thread-local memory of the caller (ncclGroupJobMain,
+// ncclAsyncJobs). The library's own thread writes there, and the end of the communicator looks there. So the caller must live
+// until the library's destroy or abort has returned.
+bool binds_maker() {
+  constexpr int kFreeSince = 22700;
+  return door().version < kFreeSince;  // 0, unknown, too
+}
 
 class NcclInit final : public Init {
  public:
@@ -73,7 +84,8 @@ Result NcclInit::arrive() {
 // The real library writes the handle to the program's variable, or behind the handle that the program was promised.
 Result NcclInit::make_real() {
   Handle *out = target_->vendors();
-  return out ? real_init(out) : aborted(call);
+  if (!out) return aborted(call);
+  return make_theirs(target_->handle(), blocking, place, [&] { return real_init(out); });
 }
 
 // Gives the program its handle. The communicator behind the handle follows.
@@ -152,9 +164,11 @@ Result NcclInit::made_by_real() {
                      (text && *text ? std::string(": ") + text : std::string()),
                  face().failure(r) ? r : 0});
   }
+  const AliasEnd its_end(handle);
   if (become_alias(handle, comm_, theirs)) {
     comm_->pass_on();
     target_->resolve(theirs);
+    if (binds_maker()) its_end.wait();
     return kSuccess;
   }
   if (auto *end = face().real<Result(Handle)>("ncclCommAbort")) end(theirs);
@@ -189,15 +203,14 @@ bool read(const Config *config, CommRequest &request) {
 }
 
 KeptConfig::KeptConfig(const Config *config) : copy_(config) {
-  const size_t places[] = {offsetof(ConfigHead, netName), offsetof(ConfigHead, commName)};
-  for (int i = 0; i < 2; ++i) {
+  static auto *const texts = new Guarded<std::set<std::string>>;  // a library may still read when the process ends
+  for (const size_t place : {offsetof(ConfigHead, netName), offsetof(ConfigHead, commName)}) {
     const char *text = nullptr;
-    if (!copy_.holds(places[i], sizeof text)) continue;
-    std::memcpy(&text, copy_.data() + places[i], sizeof text);
+    if (!copy_.holds(place, sizeof text)) continue;
+    std::memcpy(&text, copy_.data() + place, sizeof text);
     if (!text) continue;
-    texts_[i] = text;
-    text = texts_[i].c_str();
-    std::memcpy(copy_.data() + places[i], &text, sizeof text);
+    text = texts->lock()->emplace(text).first->c_str();
+    std::memcpy(copy_.data() + place, &text, sizeof text);
   }
 }
 
@@ -279,6 +292,26 @@ Result init_all(Handle *out, int count, const int *devices) {
 Result init_real(Handle *out, int size, const UniqueId &id, int rank, Config *config) {
   if (config) return init_real_config(out, size, id, rank, config);
   return call_real<Result(Handle *, int, UniqueId, int)>("ncclCommInitRank", out, size, id, rank);
+}
+
+Result make_theirs(const void *handle, bool blocking, const DevicePlace &place, const std::function<Result()> &call) {
+  if (blocking || !on_parallel_thread() || !binds_maker()) return call();
+  using Made = std::pair<Result, const char *>;
+  std::promise<Made> made;
+  std::future<Made> result = made.get_future();
+  std::thread([end = AliasEnd(handle), &place, &call, made = std::move(made)]() mutable {
+    ++door().thread()->inside;
+    Result r = kSuccess;
+    try {
+      devices().enter(place);
+      r = call();
+    } catch (const std::exception &e) { r = face().thrown(e); }
+    made.set_value({r, face().last_told()});  // nothing of the caller's is there from here on
+    if (!face().failure(r)) end.wait();
+  }).detach();
+  const auto [r, text] = result.get();
+  if (face().failure(r)) face().tell_again(text);
+  return r;
 }
 
 Result init_as(const char *call, const TargetPtr &target, int size, const UniqueId &id, int rank, Config *config) {

@@ -114,7 +114,9 @@ Result split_now(const CommPtr &parent, int number, int color, int key, Target &
     if (std::memcmp(&id, &kNone, sizeof id) == 0)
       return refused(kSystemError, kSplit, "rank " + std::to_string(mine[0]) + " got no unique id from its library");
     Handle *out = target.vendors();
-    return out ? init_real(out, static_cast<int>(mine.size()), id, rank, config->get()) : aborted(kSplit);
+    if (!out) return aborted(kSplit);
+    return make_theirs(target.handle(), request.blocking, t.place,
+                       [&] { return init_real(out, static_cast<int>(mine.size()), id, rank, config->get()); });
   }
   const std::string ranks_key = t.local_ranks->key + "/" + std::to_string(number) + "/" + std::to_string(color);
   const auto comm = std::make_shared<Comm>(

@@ -1,3 +1,7 @@
+// Waits for the real library, whose communicators tell nobody when they go on.
+//
+// A destroy that has waited for the census waits until the library has made the communicator: the library destroys nothing else.
+//
 // What the end of a group waits for, where the real library's part of the group has ended with work in progress: that the
 // library has given all streams what the group has for them. Isthmus' part follows on the same streams. So all ranks have the
 // two parts in one order: the streams of two ranks that have them in two orders would wait for each other for good.
@@ -21,8 +25,9 @@ using State = Result(Handle, Result *);
 using Clock = std::chrono::steady_clock;
 
 constexpr const char *kCall = "ncclCommGetAsyncError";
+constexpr std::chrono::microseconds kPause{100};  // between two questions
 
-// The library's communicators about which the end of a group asks. The library frees a communicator that the program aborts. So
+// The library's communicators about which somebody asks. The library frees a communicator that the program aborts. So
 // each question is asked under the lock, and stop_asking() takes the communicator out before the abort.
 struct AskedComm {
   const void *by;
@@ -68,7 +73,7 @@ class NcclGroupWait final : public GroupWait {
       if (Outcome o = ours(); !o.ok()) return o;
       if (Clock::now() > until)
         return {ISTHMUS_ERR_TIMEOUT, std::string(door().name) + "'s own part of the group has not begun (ISTHMUS_TIMEOUT)"};
-      std::this_thread::sleep_for(std::chrono::microseconds(100));  // the library tells nobody
+      std::this_thread::sleep_for(kPause);
     }
   }
 
@@ -97,6 +102,21 @@ class NcclGroupWait final : public GroupWait {
 }  // namespace
 
 std::unique_ptr<GroupWait> group_wait() { return std::make_unique<NcclGroupWait>(*door().thread()); }
+
+void wait_until_made(Handle comm) {
+  auto *ask = face().real<State>(kCall);
+  if (!ask) return;
+  const auto mine = [&comm](const AskedComm &a) { return a.by == &comm; };
+  all_asked().lock()->push_back({&comm, comm});
+  for (;; std::this_thread::sleep_for(kPause)) {
+    const auto all = all_asked().lock();
+    if (std::none_of(all->begin(), all->end(), mine)) return;  // the program has aborted it
+    Result state = kSuccess;
+    if (ask(comm, &state) == kSuccess && state == kInProgress) continue;
+    std::erase_if(*all, mine);
+    return;
+  }
+}
 
 void stop_asking(Handle comm) {
   std::erase_if(*all_asked().lock(), [comm](const AskedComm &a) { return a.comm == comm; });

@@ -1,6 +1,8 @@
 #include "group.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <set>
 #include <utility>
 
 #include "in_parallel.hpp"
@@ -69,6 +71,26 @@ class GroupEnd {
   void hold_census() {
     auto &inits = pending_.inits;
     keep_first(worst(in_parallel(face_, inits.size(), [&](size_t n) { return inits[n]->arrive(); })));
+    for (const auto &init : inits)
+      if (Outcome &o = init->arrival.outcome; !o.ok()) o.text += others_of(*init);
+  }
+
+  // Why ranks may be missing: they wait for this group elsewhere. Empty: the group makes one communicator.
+  std::string others_of(const Init &missed) const {
+    constexpr size_t kNamed = 8;
+    std::set<std::string> others;
+    for (const auto &init : pending_.inits)
+      if (const CensusArrival &a = init->arrival; std::memcmp(&a.tail, &missed.arrival.tail, sizeof a.tail) != 0)
+        others.insert(init->full_name());
+    if (others.empty()) return {};
+    std::string text;
+    size_t named = 0;
+    for (const std::string &other : others)
+      if (named++ < kNamed) text.append(text.empty() ? "'" : ", '").append(other).append("'");
+    if (others.size() > kNamed) text += " and " + std::to_string(others.size() - kNamed) + " more";
+    return ". The same group makes " + text +
+           ", and makes nothing before all ranks of all its communicators have come. Ranks that make these one after the "
+           "other wait for the group, and the group for them: make them in one group there as well";
   }
 
   void make_theirs() {

@@ -37,6 +37,8 @@ struct HandleTable {
 // By place: the vendor's handle behind an alias, written by the vendor's library. Every call with an alias reads the handle,
 // so there is no lock.
 constinit std::atomic<void *> the_aliases[kMost];
+// By place: how many aliases were dropped there.
+constinit std::atomic<uint32_t> the_drops[kMost];
 HandleTable &table() {
   static auto *const the_table = new HandleTable;  // a thread may still look when the process ends
   return *the_table;
@@ -225,9 +227,15 @@ void drop_alias(const void *handle) noexcept {
   if (!real) std::erase_if(t.by_real, [place](const auto &entry) { return entry.second == place; });
   else if (const auto known = t.by_real.find(real); known != t.by_real.end() && known->second == place)
     t.by_real.erase(known);
+  the_drops[place].fetch_add(1, std::memory_order_acq_rel);  // before the place may serve again
+  the_drops[place].notify_all();
   try {
     t.free.push_back(place);
   } catch (const std::exception &) {}  // no memory: the place is not used again
 }
+
+AliasEnd::AliasEnd(const void *handle) noexcept
+    : handle_(handle), drops_(the_drops[place_of(handle)].load(std::memory_order_acquire)) {}
+void AliasEnd::wait() const noexcept { the_drops[place_of(handle_)].wait(drops_, std::memory_order_acquire); }
 
 }  // namespace isthmus::bridge

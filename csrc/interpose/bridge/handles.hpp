@@ -35,4 +35,15 @@ void *behind(const void *handle) noexcept;
 void *alias_of(const void *real) noexcept;  // the alias of this handle of the vendor's; null: there is no alias
 void drop_alias(const void *handle) noexcept;
 
+// The end of an alias, for a thread that must live until then. Made before the alias can be dropped.
+class AliasEnd {
+ public:
+  explicit AliasEnd(const void *handle) noexcept;
+  void wait() const noexcept;  // until the alias is dropped
+
+ private:
+  const void *handle_;
+  uint32_t drops_;
+};
+
 }  // namespace isthmus::bridge

@@ -6,6 +6,13 @@
 #include <thread>
 
 namespace isthmus::bridge {
+namespace {
+
+thread_local bool ends_with_its_act = false;
+
+}  // namespace
+
+bool on_parallel_thread() noexcept { return ends_with_its_act; }
 
 std::vector<Result> in_parallel(Face &face, size_t count, const std::function<Result(size_t)> &act) {
   std::vector<Result> results(count);
@@ -27,6 +34,7 @@ std::vector<Result> in_parallel(Face &face, size_t count, const std::function<Re
     for (size_t i = 0; i < count; ++i)
       threads.emplace_back([&guarded, &face, begin, i] {
         if (!begin.get()) return;
+        ends_with_its_act = true;
         interpose::ThreadState &t = *face.door().thread();
         ++t.inside;
         guarded(i);

@@ -42,6 +42,9 @@ class Init : public std::enable_shared_from_this<Init> {
   virtual bool given_up() const { return false; }  // the program has aborted the promised communicator
   virtual void clear() noexcept = 0;               // the program has no handle yet
 
+  // The name of the communicator: the program's, or one that is the same on all ranks.
+  std::string full_name() const { return name.empty() ? name_of(arrival.tail.ticket) : name; }
+
   const char *const call;  // the name of the function
   std::string name;        // that the program asked for; empty: none
   DevicePlace place;
@@ -51,8 +54,6 @@ class Init : public std::enable_shared_from_this<Init> {
  protected:
   // Ends the meetings of further ids, to which no other rank comes.
   void end_meetings(const std::vector<isthmus_ticket> &tickets) const;
-  // The name of the communicator: the program's, or one that is the same on all ranks.
-  std::string full_name() const { return name.empty() ? name_of(arrival.tail.ticket) : name; }
 
   Face &face_;
 };
