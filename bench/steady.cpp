@@ -147,10 +147,12 @@ SteadyCounts steady_stop() { return {}; }
 
 #if BENCH_STEADY
 extern "C" {
+// NOLINTBEGIN(bugprone-reserved-identifier): the C library's own names
 void *__libc_malloc(size_t);
 void *__libc_calloc(size_t, size_t);
 void *__libc_realloc(void *, size_t);
 void *__libc_memalign(size_t, size_t);
+// NOLINTEND(bugprone-reserved-identifier)
 
 // The program's definitions stand before the C library's for every shared object of the process.
 void *malloc(size_t n) {

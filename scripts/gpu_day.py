@@ -11,7 +11,7 @@ lies in a folder that is gone at the end, a wheel counts only where its module i
 PyTorch's folder only while a part runs.
 
 A part takes at most nine minutes: each of its steps has a time limit, and what no longer fits is said to be left out. `run`
-alone makes all parts; `run PART` one.
+alone makes all parts; `run PART` one. A rehearsal is no measurement: its limits are TEST_PATIENCE times as long.
 
 check   the runtime's interface test; the matrix with the real driver and library
 trace   each call of the interface test and what it returned, to hold the simulated driver against (scripts/vendor_trace.py)
@@ -50,6 +50,7 @@ KIT = HERE if PACKED else HERE.parent / "build" / "gpu-day"
 ROOT = HERE.parent  # of a checkout
 MOST_BYTES = 60 << 20
 PART_SECONDS = 540.0
+TEST_SECONDS = 300.0  # of a test in a step, as pyproject.toml has it
 NCCL = "nvidia-nccl-cu13==2.32.3"
 TORCH = "2.11.0"
 # What the tests need and a machine with PyTorch may not have; as requirements-dev.txt pins it, with what it needs itself.
@@ -73,6 +74,11 @@ class Step:
     command: tuple[str, ...]
     rehearsed: bool = True  # has a meaning on a simulated device
     shares: bool = False  # processes whose kernels wait for each other share a GPU
+
+
+def patience(rehearse: bool) -> float:
+    """tests/patience.py, which a step may not have: how much longer limits are than on an idle machine."""
+    return max(1.0, float(os.environ.get("TEST_PATIENCE") or 1)) if rehearse else 1.0
 
 
 Ended = tuple[str, str, float]  # the step, how it ended, its seconds
@@ -368,7 +374,9 @@ def programs_of(options: argparse.Namespace) -> Path:
 
 def run_part(part: str, options: argparse.Namespace, tree: Path, out: Path, env: dict[str, str]) -> list[Ended]:
     """A line for each step: its name, how it ended, its seconds."""
-    end = time.monotonic() + options.seconds
+    patient = patience(options.rehearse)
+    end = time.monotonic() + (options.seconds or PART_SECONDS * patient)
+    limit = {"PYTEST_TIMEOUT": f"{TEST_SECONDS * patient:.0f}"}
     table: list[Ended] = []
     for step in parts(programs_of(options), options.rehearse, out)[part]:
         if options.rehearse and not step.rehearsed or options.steps and step.name not in options.steps:
@@ -379,7 +387,7 @@ def run_part(part: str, options: argparse.Namespace, tree: Path, out: Path, env:
             continue
         log = out / f"{part}-{step.name}.txt"
         with service(step, options.rehearse) as more:
-            said, took = run_step(step, tree, log, min(step.seconds, left), {**env, **more})
+            said, took = run_step(step, tree, log, min(step.seconds * patient, left), {**env, **limit, **more})
         table.append((step.name, said, took))
         print(f"--- {part} {step.name}: {said}, {took:.1f} s", flush=True)
         if said != "ok" or options.verbose:
@@ -420,7 +428,7 @@ def main() -> int:
     running.add_argument("part", nargs="*", help=f"of {' '.join(parts(KIT, False, KIT))}")
     running.add_argument("--steps", nargs="+", default=[], help="only these")
     running.add_argument("--out", help="a folder for logs and tables (default: a new one)")
-    running.add_argument("--seconds", type=float, default=PART_SECONDS, help="of a whole part (default %(default).0f)")
+    running.add_argument("--seconds", type=float, help=f"of a whole part (default {PART_SECONDS:.0f})")
     running.add_argument("--nccl", action="store_true", help="with the kit's NCCL instead of PyTorch's")
     running.add_argument("--verbose", type=int, default=0, metavar="N", help="prints the last N characters of each log")
     running.add_argument("--rehearse", action="store_true", help="on a simulated device")

@@ -80,6 +80,7 @@ ALL = (
     Package("g++-aarch64-linux-gnu", partial(command, "aarch64-linux-gnu-g++"), "cross build for AArch64"),
     Package("qemu-user-static", partial(command, "qemu-aarch64-static", "qemu-aarch64"), "AArch64 tests"),
     Package("clang-tidy", partial(command, "clang-tidy"), "faults that the compiler does not see"),
+    Package("valgrind", partial(command, "valgrind"), "how many instructions a sum takes"),
 )
 PROFILES = {"build": BUILD, "test": BUILD + TEST, "test-all": BUILD + TEST + ALL}
 

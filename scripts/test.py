@@ -79,8 +79,8 @@ class Lanes:
         self.seconds[name] += time.monotonic() - begin
 
     def go(self, name: str, built: dict[str, Future[None]]) -> None:
-        """Runs a stage once what it needs is built."""
-        for needed in (name, STAGES[name].needs):
+        """Runs a stage once what it needs is built. One that wants to be alone waits for all that is built."""
+        for needed in built if STAGES[name].alone else (name, STAGES[name].needs):
             if needed in built:
                 built[needed].result()
         self.attempt(name, build=False)

@@ -189,7 +189,7 @@ bool Dialer::stream(const Peer &peer, const Bytes16 &key, std::vector<net::Addre
   hello.role = net::Role::Data;
   hello.index = number.index;
   hello.count = number.count;
-  net::ConnectRace race(std::move(addresses));
+  net::ConnectRace race(addresses);
   size_t which = 0;
   if (!connect_as(peer.endpoint, race, key, hello, deadline, out.fd, which)) {
     why = race.why();

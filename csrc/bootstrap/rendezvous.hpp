@@ -37,7 +37,7 @@ class Exchange {
   virtual std::vector<Blob> came() { return {}; }
   // What looks, from now on, whether a wait is in vain: not OK says why. Cheap; called in all_gather() alone. Only exchanges over a caller's
   // function ask, because the others see for themselves which rank has gone.
-  virtual void watch(std::function<Status()>) {}
+  virtual void watch(std::function<Status()>) {}  // NOLINT(performance-unnecessary-value-param): overriders keep it
   // Throws where a wait for another rank is in vain, because the making has failed elsewhere. For who waits outside all_gather(). Only exchanges of
   // communicators that there are, and of tickets, know.
   virtual void look() {}

@@ -107,7 +107,7 @@ class RendezvousClient final : public Exchange {
     const auto soon = [&] { return Deadline::at_ns(std::min(deadline.ns(), Deadline(kConnectSeconds).ns())); };
     const size_t tried = all.size();
     size_t strangers = 0;
-    net::ConnectRace race(std::move(all));
+    net::ConnectRace race(all);
     std::optional<Error> trouble;
     UniqueFd fd;
     for (size_t which = 0; race.next(soon(), fd, which);) {

@@ -80,7 +80,8 @@ void StreamStop::stop(std::shared_ptr<device::Stream> stream) noexcept {
   try {
     if (stream) {
       const auto stopped = device::call_within(
-          kAnswer + 1, [stream, runtime = core_.device.runtime, device = core_.device.number]() -> Status {
+          kAnswer + 1,
+          [stream = std::move(stream), runtime = core_.device.runtime, device = core_.device.number]() -> Status {
             return stop_until_empty(stream, runtime, device, kAnswer);
           });
       if (stopped && stopped->ok()) found = State::Done;

@@ -15,7 +15,7 @@ constexpr int64_t kHeadStartNs = 20'000'000;  // of an address before the next o
 
 }  // namespace
 
-ConnectRace::ConnectRace(std::vector<Address> addresses) {
+ConnectRace::ConnectRace(const std::vector<Address> &addresses) {
   for (const Address &a : addresses) attempts_.push_back({a});
 }
 

@@ -16,7 +16,7 @@ namespace isthmus::net {
 // One thread.
 class ConnectRace {
  public:
-  explicit ConnectRace(std::vector<Address> addresses);
+  explicit ConnectRace(const std::vector<Address> &addresses);
 
   // The next connection that comes about, and the number of its address. A caller who finds that somebody else answers there calls again:
   // the other attempts have gone on. False: no attempt is left, or the deadline has passed. Throws Error(Interrupted).

@@ -11,7 +11,7 @@ Range piece_of(Range whole, size_t parts, size_t index) noexcept {
   return {whole.begin + std::min(from * kLine, whole.size()), whole.begin + std::min(to * kLine, whole.size())};
 }
 
-std::vector<Range> complement(uint64_t length, std::vector<Range> holes) {
+std::vector<Range> complement(uint64_t length, const std::vector<Range> &holes) {
   std::vector<Range> out;
   uint64_t at = 0;
   for (const Range &h : holes) {

@@ -24,7 +24,7 @@ inline Range intersect(Range a, Range b) noexcept {
 // Piece `index` of `parts` nearly equal pieces of `whole`, cut at multiples of kLine.
 Range piece_of(Range whole, size_t parts, size_t index) noexcept;
 // What the ascending, disjoint `holes` leave of [0, length).
-std::vector<Range> complement(uint64_t length, std::vector<Range> holes);
+std::vector<Range> complement(uint64_t length, const std::vector<Range> &holes);
 
 // Ranks that share memory: all of them where the topology is flat (island by island), else the islands.
 struct Clusters {

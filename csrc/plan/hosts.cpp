@@ -186,7 +186,7 @@ class HostAllReduce {
     std::vector<Range> holes;
     for (const SumPart &p : parts_) holes.push_back(p.range);
     std::sort(holes.begin(), holes.end(), [](Range a, Range c) { return a.begin < c.begin; });
-    for (const Range &r : complement(b_.plan.chunk, std::move(holes)))
+    for (const Range &r : complement(b_.plan.chunk, holes))
       b_.move(ext(r), Builder::input(0, r.begin), b_.ring(b_.rank, r.begin));
     b_.post(kCopied);
     sum();

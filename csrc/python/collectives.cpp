@@ -404,15 +404,16 @@ bool disjoint_or_same(const char *call, const Array &in, const Array &out, const
 PyMethodDef kCollectives[] = {
     ISTHMUS_METHOD(
         all_reduce,
-        "all_reduce(x, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None, keep_input=False)\n\n"
-        "Combines x, of one size on all ranks, element by element. The result fills out, or x. Returns that array."),
+        "all_reduce(x, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None, keep_input=False, "
+        "commit=False)\n\nCombines x, of one size on all ranks, element by element, into out or x. Returns that array."),
     ISTHMUS_METHOD(reduce,
                    "reduce(x, root=0, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None, "
-                   "keep_input=False)\n\n"
+                   "keep_input=False, commit=False)\n\n"
                    "all_reduce with the result on the root alone, in out, or in x without out. Returns that array on the "
                    "root, None on other ranks."),
     ISTHMUS_METHOD(broadcast,
-                   "broadcast(x=None, root=0, out=None, *, async_op=False, timeout=None, stream=None, keep_input=False)\n\n"
+                   "broadcast(x=None, root=0, out=None, *, async_op=False, timeout=None, stream=None, keep_input=False, "
+                   "commit=False)\n\n"
                    "Copies the root's x into out, or x, of every rank. Other ranks need x or out. Returns that array."),
     ISTHMUS_METHOD(
         all_gather,
@@ -425,7 +426,7 @@ PyMethodDef kCollectives[] = {
                    "result. out may be x's block of this rank."),
     ISTHMUS_METHOD(
         all_to_all,
-        "all_to_all(x, out=None, *, async_op=False, timeout=None, stream=None, keep_input=False)\n\n"
+        "all_to_all(x, out=None, *, async_op=False, timeout=None, stream=None, keep_input=False, commit=False)\n\n"
         "x is size equal blocks. Block d of rank s becomes block s of rank d. out has as many elements as x, and may "
         "be x."),
     ISTHMUS_METHOD(gather,

@@ -7,5 +7,6 @@ if(ISTHMUS_TESTS AND TARGET isthmus AND NOT CMAKE_CROSSCOMPILING AND NOT ISTHMUS
   add_dependencies(tests_prove_values c_client)
   add_test(NAME c_client COMMAND c_client)
   add_test(NAME c_client_tcp COMMAND c_client tcp)
-  set_tests_properties(c_client c_client_tcp PROPERTIES TIMEOUT 900 LABELS proves_values)
+  set_tests_properties(c_client c_client_tcp PROPERTIES LABELS proves_values)
+  isthmus_time_limit(900 c_client c_client_tcp)
 endif()

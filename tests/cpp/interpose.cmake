@@ -13,15 +13,17 @@ function(interpose_client library vendor runtime)
   add_dependencies(tests_with_threads ${name})
   string(TOUPPER ${library} setting)
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 900 LABELS "proves_memory;with_threads" ENVIRONMENT
+  set_tests_properties(${name} PROPERTIES LABELS "proves_memory;with_threads" ENVIRONMENT
                        "ISTHMUS_REAL_${setting}=${CMAKE_BINARY_DIR}/rehearsal/${vendor};REHEARSAL_QUIET=1;REHEARSAL_DEVICES=2")
+  isthmus_time_limit(900 ${name})
 endfunction()
 # Jobs of several vendors, as tests/interpose makes them, with programs and doors that a sanitizer watches.
 function(interpose_jobs subject labels)
   set(name interpose_spanning_${subject})
   add_test(NAME ${name} COMMAND ${ISTHMUS_PYTEST} -q ${PROJECT_SOURCE_DIR}/tests/interpose/test_spanning_${subject}.py ${ARGN})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 1800 COST 150 LABELS "${labels}" ENVIRONMENT
+  set_tests_properties(${name} PROPERTIES COST 150 LABELS "${labels}" ENVIRONMENT
                        "INTERPOSE_BUILD=${CMAKE_BINARY_DIR};INTERPOSE_SANITIZER=${ISTHMUS_SANITIZE}")
+  isthmus_time_limit(1800 ${name})
 endfunction()
 if(ISTHMUS_SANITIZE)
   find_program(ISTHMUS_PYTEST pytest)

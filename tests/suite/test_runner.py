@@ -15,6 +15,7 @@ from share import chosen
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 import stages
+import suite_cases
 import suite_times
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -222,3 +223,23 @@ def test_what_a_stage_runs_keeps_what_python_has_compiled(tmp_path: Path, monkey
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     said = stages.Stage("python", stages.Run()).run(sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)")
     assert said.split() == ["False"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "said", "allowed"),
+    [
+        ("aarch64", suite_cases.UNSENT[0], True),
+        ("unit", suite_cases.UNSENT[0], False),  # a kernel tells, and only the emulator does not
+        ("aarch64", "no time for it today", False),
+    ],
+)
+def test_a_case_of_googletest_may_be_skipped_for_a_reason_that_is_listed_alone(
+    tmp_path: Path, stage: str, said: str, allowed: bool
+) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase name="WhatTheKernelHasNotSentIsLimited" classname="Socket" status="run" '
+        f'result="skipped"><skipped message="net_test.cpp:1&#x0A;{said}"/></testcase></testsuite></testsuites>'
+    )
+    (case,) = suite_cases.googletest(stage, "test_net", report)
+    assert (case.skipped, bool(case.why)) == ((said, False) if allowed else ("", True)), case

@@ -7,7 +7,7 @@
 
 using namespace rehearsal;
 using namespace rehearsal::nccl;
-using rehearsal::nccl::find;
+using rehearsal::nccl::find;  // NOLINT(misc-unused-using-decls): used below, where the version has it
 
 #if REHEARSAL_NCCL_VERSION >= 22700
 // Called by the ranks that remain, and by no other rank. The first of them opens a rendezvous for all, so the others may have to wait for
