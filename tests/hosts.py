@@ -122,6 +122,11 @@ class Hosts:
             total += json.loads(said)[0]["stats64"]["tx"]["bytes"]
         return total
 
+    def set_receive_memory(self, host: int, most: int) -> None:
+        """Bytes that the kernel of that host keeps, at most, of what comes on a TCP connection and is not read."""
+        command = f"echo 4096 {most} {most} > /proc/sys/net/ipv4/tcp_rmem"
+        ip("netns", "exec", self.names[host], "sh", "-c", command)
+
     def shape(self, cable: str, megabytes: float) -> None:
         """Each end of "cable" or "second" sends no more than so many 10^6 bytes a second from now on."""
         rate = round(megabytes * 8e6)

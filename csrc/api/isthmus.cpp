@@ -609,6 +609,13 @@ isthmus_result isthmus_raised(const char *what) {
   });
 }
 
+isthmus_result isthmus_raised_settle(void) {
+  return guarded([] {
+    i::process::Context::await_heard();
+    return ISTHMUS_OK;
+  });
+}
+
 isthmus_result isthmus_comm_raised(isthmus_comm_t comm, const char *what) {
   return guarded([&] {
     if (!what) i::fail(Code::Argument, "raised: the text must not be NULL");

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <cerrno>
 
 namespace isthmus::bootstrap {
@@ -11,6 +12,11 @@ constexpr int kRefusals = 2;
 constexpr int64_t kAnswerNs = 1'000'000'000;  // knocks that nobody answers are made anew
 
 }  // namespace
+
+void Absence::add(const net::Address &address) {
+  const auto same = [&](const net::Address &a) { return a.same_host(address) && a.port() == address.port(); };
+  if (std::none_of(addresses_.begin(), addresses_.end(), same)) addresses_.push_back(address);
+}
 
 Absence::Said Absence::ask() {
   Said said = Said::Nothing;

@@ -17,7 +17,7 @@ namespace isthmus::bootstrap {
 
 class Absence {
  public:
-  void add(const net::Address &address) { addresses_.push_back(address); }
+  void add(const net::Address &address);  // many streams may have one address
   // True: nobody listens at the addresses any more.
   bool look(int64_t now_ns);
   void forget() noexcept {

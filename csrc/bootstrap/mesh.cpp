@@ -203,7 +203,7 @@ Mesh::Counts Mesh::counts() const noexcept {
   Counts c{1, s.gate.descriptors() + s.greetings->count() + 2, static_cast<int>(s.peers.size()), 0};
   for (const Known &known : s.peers) {
     const Peer::State &p = *known.peer->state_;
-    c.heartbeats += p.heartbeats.load(std::memory_order_relaxed);
+    c.heartbeats += p.beats.heard.load(std::memory_order_relaxed);
     const Lock peer_lock(p.mutex);
     c.descriptors += (p.control ? 1 : 0) + (p.before ? 1 : 0) + (p.pidfd ? 1 : 0);
   }

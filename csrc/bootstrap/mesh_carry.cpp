@@ -44,6 +44,8 @@ void Peer::State::put(UniqueFd fd, uint32_t index, int epoll, int64_t heartbeat_
   // As of the first one (claim()).
   net::limit_unacknowledged(fd.get(), static_cast<int>(std::min<int64_t>(heartbeat_ns / 10'000, INT_MAX)));
   control = std::move(fd);
+  ++puts;
+  beats.unheard = 0;
   reader = net::FrameReader();
   out.clear();
   watch(epoll, EPOLL_CTL_ADD, control.get(), EPOLLIN | EPOLLOUT, tagged(Tag::Control, index));

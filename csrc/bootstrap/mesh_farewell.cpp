@@ -82,35 +82,39 @@ void Mesh::State::farewell() noexcept {
   } catch (...) {}  // out of memory: the peers see that the connections close
 }
 
-// The control thread goes on meanwhile. Where the connection can be carried over to another address it may be another one before long, so what counts
-// there is what the peer has confirmed, which its heartbeats say.
+// The control thread goes on meanwhile. Heard is what the peer's kernel has. Where the connection can be carried over to another address it may be
+// another one before long; then what counts is what the peer has confirmed, which its heartbeats say.
 void Mesh::await_heard() noexcept {
   struct Said {
     Last last;
-    bool messages;  // else bytes
-    int64_t upto;
+    uint32_t puts;      // of the connection with the bytes
+    int64_t bytes;      // 0: of this host, or there is no connection just now
+    uint64_t messages;  // of a movable one
   };
   try {
     std::vector<Said> all;
     for (uint32_t i = 0; Peer *peer = state_->find(i); ++i) {
       Peer::State &p = *peer->state_;
       const Lock lock(p.mutex);
-      if (p.movable) all.push_back({{peer}, true, static_cast<int64_t>(p.unconfirmed.count())});
-      if (p.movable || !p.control) continue;
-      const int64_t untaken = static_cast<int64_t>(p.out.waiting()) + net::unacknowledged(p.control.get());
-      const int64_t acknowledged = net::window(p.control.get()).acknowledged;
-      if (acknowledged != 0) all.push_back({{peer}, false, acknowledged + untaken});  // else of this host: it is there
+      if (!p.movable && !p.control) continue;
+      Said said{{peer}, p.puts, 0, p.unconfirmed.count()};
+      if (const int64_t acknowledged = p.control && !p.held ? net::window(p.control.get()).acknowledged : 0;
+          acknowledged != 0)
+        said.bytes = acknowledged + static_cast<int64_t>(p.out.waiting()) + net::unacknowledged(p.control.get());
+      if (p.movable || said.bytes != 0) all.push_back(said);
     }
+    const auto heard = [this](Said &said) {
+      Peer::State &p = *said.last.peer->state_;
+      const Lock lock(p.mutex);
+      if (said.last.peer->lost.load(std::memory_order_relaxed)) return true;
+      if (p.movable && p.unconfirmed.confirmed() >= said.messages) return true;
+      if (!p.control) return !p.movable;
+      const net::Window window = net::window(p.control.get());
+      if (said.bytes != 0 && p.puts == said.puts && window.acknowledged >= said.bytes) return true;
+      return !p.movable && said.last.stuck(window, state_->heartbeat_ns);
+    };
     for (const Deadline deadline = Deadline::at_ns(now_ns() + kMostHeardNs); !all.empty() && !deadline.passed();) {
-      std::erase_if(all, [&](Said &said) {
-        Peer::State &p = *said.last.peer->state_;
-        const Lock lock(p.mutex);
-        if (said.last.peer->lost.load(std::memory_order_relaxed)) return true;
-        if (said.messages) return static_cast<int64_t>(p.unconfirmed.confirmed()) >= said.upto;
-        if (!p.control) return true;
-        const net::Window window = net::window(p.control.get());
-        return window.acknowledged >= said.upto || said.last.stuck(window, state_->heartbeat_ns);
-      });
+      std::erase_if(all, heard);
       if (!all.empty()) static_cast<void>(::poll(nullptr, 0, 1));
     }
   } catch (...) {}  // out of memory

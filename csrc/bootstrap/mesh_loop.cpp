@@ -16,13 +16,12 @@ namespace {
 
 constexpr int64_t kAlongNs = 250'000'000;  // longer than that no message waits for a heartbeat with which it goes along
 constexpr size_t kReadsAtOnce = 64;        // reads of one peer before the others have their turn
-constexpr int kEndingMs = 100;             // from the close of a process's descriptors to its end
 constexpr const char *kUnreachable = "is unreachable: its control connection failed";
 
 // Whether the process, whose connection has been closed, has ended.
-bool ends_now(int pidfd) {
+bool ends_now(int pidfd, EndingWait &wait) {
   pollfd of{pidfd, POLLIN, 0};
-  return ::poll(&of, 1, kEndingMs) == 1;
+  return ::poll(&of, 1, wait.left_ms(now_ns())) == 1;
 }
 
 // Nobody may ever connect() to a process that has come, for the making for which it came may have failed. Once its connection is closed it is to be a
@@ -197,8 +196,8 @@ std::string Mesh::State::hear(Peer &peer, uint16_t type, std::span<const std::by
     }
     case Own::Heartbeat:
       if (const auto beat = parse_beat(body)) {
-        p.heartbeats.fetch_add(1, std::memory_order_relaxed);
-        p.interval_ns = int64_t{beat->ms} * 1'000'000;
+        p.beats.heard.fetch_add(1, std::memory_order_relaxed);
+        p.beats.interval_ns = int64_t{beat->ms} * 1'000'000;
         const Lock lock(p.mutex);
         if (!p.movable || p.unconfirmed.confirm(beat->had)) return {};
         return "counts messages wrongly";
@@ -255,12 +254,13 @@ void Mesh::State::on_readable(Peer &peer) {
     if (n > 0) {
       p.reader.received(static_cast<size_t>(n));
       peer.last_heard_ns.store(now_ns(), std::memory_order_relaxed);
+      p.beats.unheard = 0;
     } else if (n == 0 || errno == ECONNRESET || errno == EPIPE) {
       // A socket tells an error once. A sender may have been told, and then reading finds an end and nothing else.
       const int sending = error_of_sending();
       // A peer of this host is connected by a Unix socket, which the peer's end closes, or a peer that takes this process for lost. Of a peer
       // elsewhere a reset says nothing: who is in between may have made it.
-      p.surely = watched ? p.bye || ends_now(pidfd) : n == 0 && sending == 0;
+      p.surely = watched ? p.bye || ends_now(pidfd, losses.ending) : n == 0 && sending == 0;
       end = p.bye                                   ? "shut Isthmus down"
             : sending != 0 && sending != ECONNRESET ? system_text(kUnreachable, sending)
             : p.ended                               ? "ended"
@@ -340,9 +340,9 @@ void Mesh::State::leave_out_the_silent() {
     const auto silent = [&] {
       // Until its first heartbeat, or the end of an init with it, the peer may not have taken up the connection: init's deadline is for that.
       const int64_t since = peer->speaks_since_ns.load(std::memory_order_acquire);
-      if ((p.interval_ns == 0 && since == 0) || peer->lost.load(std::memory_order_relaxed)) return false;
+      if ((p.beats.interval_ns == 0 && since == 0) || peer->lost.load(std::memory_order_relaxed)) return false;
       return losses.silence.over(std::max(peer->last_heard_ns.load(std::memory_order_relaxed), since),
-                                 p.interval_ns != 0 ? p.interval_ns : heartbeat_ns);
+                                 p.beats.interval_ns != 0 ? p.beats.interval_ns : heartbeat_ns);
     };
     if (silent()) on_readable(*peer);  // what has come and was not read yet
     if (!silent() || losses.has_ended(*peer)) continue;
@@ -363,11 +363,16 @@ void Mesh::State::leave_out_the_silent() {
   }
 }
 
+// Heartbeats would fill the window of a process that is stopped, and TCP takes a host whose window stays closed for lost, as one that answers nothing.
+// So a peer that says nothing gets no more of them. TCP's own probes look after its host then (limit_unacknowledged). It speaks first when it goes on.
 void Mesh::State::beat(Peer &peer) {
+  constexpr int kMostUnheard = 100;  // 2 KB
   Peer::State &p = *peer.state_;
   const auto body = encode(Beat{static_cast<uint32_t>(heartbeat_ns / 1'000'000), p.had});
   const Lock lock(p.mutex);
-  if (p.control && p.out.idle()) queue(p, peer.index, static_cast<uint16_t>(Own::Heartbeat), body);
+  if (!p.control || !p.out.idle() || p.beats.unheard >= kMostUnheard) return;
+  ++p.beats.unheard;
+  queue(p, peer.index, static_cast<uint16_t>(Own::Heartbeat), body);
 }
 
 }  // namespace isthmus::bootstrap

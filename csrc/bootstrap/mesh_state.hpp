@@ -17,6 +17,7 @@
 #include "bootstrap/arena_offer.hpp"
 #include "bootstrap/control_epoll.hpp"
 #include "bootstrap/control_wire.hpp"
+#include "bootstrap/ending_wait.hpp"
 #include "bootstrap/mesh.hpp"
 #include "bootstrap/mesh_dial.hpp"
 #include "bootstrap/mesh_greeting.hpp"
@@ -42,16 +43,20 @@ struct Peer::State {
   UniqueFd before ISTHMUS_GUARDED_BY(mutex);           // held: the connection before it, which nobody reads any more
   UniqueFd next ISTHMUS_GUARDED_BY(mutex);             // has reached the peer, and the control thread has yet to take it
   uint32_t connections ISTHMUS_GUARDED_BY(mutex) = 0;  // the number of the last one that was tried or taken
+  uint32_t puts ISTHMUS_GUARDED_BY(mutex) = 0;         // how often `control` has been another one
   Unconfirmed unconfirmed ISTHMUS_GUARDED_BY(mutex);   // movable: sent, and not confirmed
 
-  int64_t held_since = 0;  // control thread only, as are the next seven but one
+  int64_t held_since = 0;  // control thread only, as are the next six, but for what any thread asks
   uint64_t had = 0;        // messages of the mesh's user that have come
   net::FrameReader reader;
-  int64_t interval_ns = 0;              // of the peer's heartbeats, as it says
-  std::atomic<uint64_t> heartbeats{0};  // heard. Any thread asks
-  bool bye = false;                     // the peer has said farewell
-  bool ended = false;                   // the peer's pidfd says that the process has ended
-  std::atomic<bool> surely{false};      // the peer has ended, and not only the way to it. Any thread asks
+  struct {
+    int64_t interval_ns = 0;         // of the peer's, as it says
+    std::atomic<uint64_t> heard{0};  // any thread asks
+    int unheard = 0;                 // sent since something came from the peer
+  } beats;
+  bool bye = false;                 // the peer has said farewell
+  bool ended = false;               // the peer's pidfd says that the process has ended
+  std::atomic<bool> surely{false};  // the peer has ended, and not only the way to it. Any thread asks
 
   bool silent() const ISTHMUS_REQUIRES(mutex);
   bool unheard() const ISTHMUS_REQUIRES(mutex) { return movable && (control ? silent() : held); }
@@ -83,6 +88,7 @@ struct Losses {
   Silence silence;
   // Who has ended, and why they are lost. Once more all that has come is heard first: another's word of an abort may say why one has ended.
   std::vector<std::pair<Peer *, std::string>> ended;
+  EndingWait ending{};
   bool has_ended(const Peer &peer) const noexcept {
     return std::any_of(ended.begin(), ended.end(), [&](const auto &e) { return e.first == &peer; });
   }

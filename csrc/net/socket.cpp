@@ -148,6 +148,10 @@ void reset_when_closed(int fd) noexcept {
 void limit_unacknowledged(int fd, int ms) noexcept {
   const unsigned limit = static_cast<unsigned>(ms);
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
+  const int on = 1, seconds = std::clamp(ms / 10'000, 1, 32'767);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
 void limit_unsent(int fd, int bytes) noexcept { ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes); }

@@ -24,7 +24,8 @@ Address local_address(int fd);
 Address remote_address(int fd);  // throws Error(System) where the connection has ended
 
 // The connection fails (ETIMEDOUT) when sent bytes have not been acknowledged for so long: the other host is gone, or the way to the host.
-// A process that is merely stopped does not count, because its kernel acknowledges. Unix sockets have no such limit.
+// A process that is merely stopped does not count, because its kernel acknowledges, unless it has no room for what waits. Where nothing
+// is under way the kernel asks ten times in that time, once a second at most. Unix sockets have no such limit.
 void limit_unacknowledged(int fd, int ms) noexcept;
 
 // The kernel takes no more of what is to be sent while it has so many bytes that it has not sent once. Else what is written next may stand behind

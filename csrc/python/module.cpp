@@ -188,6 +188,8 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "raised", [](const std::string &what) { check(isthmus_raised(what.c_str())); }, py::arg("what"),
       py::call_guard<NoGil>());
+  m.def(
+      "raised_settle", [] { check(isthmus_raised_settle()); }, py::call_guard<NoGil>());
   m.def("raiser", &isthmus_raiser);
   m.def("take_over_dumps", [] { check(isthmus_dump_next(nullptr, 0)); });
   m.def("next_dump", []() -> std::optional<std::string> {

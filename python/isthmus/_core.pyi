@@ -161,7 +161,13 @@ class Comm:
     ) -> Work: ...
     @overload
     def all_gather(
-        self, x: _A, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
+        self,
+        x: _A,
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        stream: int | None = None,
     ) -> _A: ...
     @overload
     def all_gather(
@@ -223,11 +229,25 @@ class Comm:
     ) -> Work: ...
     @overload
     def gather(
-        self, x: _A, root: int = 0, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
+        self,
+        x: _A,
+        root: int = 0,
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        stream: int | None = None,
     ) -> _A | None: ...
     @overload
     def gather(
-        self, x: _A, root: int = 0, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None
+        self,
+        x: _A,
+        root: int = 0,
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        stream: int | None = None,
     ) -> Work: ...
     @overload
     def scatter(
@@ -436,6 +456,7 @@ class Comm:
 
 def version() -> str: ...
 def raised(what: str) -> None: ...
+def raised_settle() -> None: ...
 def raiser() -> int: ...
 def take_over_dumps() -> None: ...
 def next_dump() -> str | None: ...

@@ -76,4 +76,5 @@ def install() -> None:
             before(kind, error, trace)
 
     sys.excepthook = hook
+    atexit.register(_core.raised_settle)  # last: where Ctrl-C ends a program, Python ends it by the signal, without exit()
     atexit.register(linger)

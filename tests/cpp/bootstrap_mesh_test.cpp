@@ -14,6 +14,7 @@
 #include <future>
 #include <set>
 
+#include "bootstrap/absence.hpp"
 #include "bootstrap_support.hpp"
 #include "net/gate.hpp"
 #include "net/handshake.hpp"
@@ -49,6 +50,18 @@ size_t settled_threads() {
     }
   }
   return count;
+}
+
+TEST(Absence, KnocksOnceAtAnAddressThatManyStreamsHave) {
+  UniqueFd listener;
+  ASSERT_EQ(net::try_listen_tcp(net::numeric_address("127.0.0.1:1").with_port(0), PortRange{}, 0, listener), 0);
+  Absence absence;
+  for (int stream = 0; stream < 8; ++stream) absence.add(net::local_address(listener.get()));
+  EXPECT_FALSE(absence.look(now_ns()));
+  size_t came = 0;
+  for (pollfd ready{listener.get(), POLLIN, 0}; ::poll(&ready, 1, came == 0 ? 10'000 : 0) == 1; ++came)
+    UniqueFd(::accept(listener.get(), nullptr, nullptr));
+  EXPECT_EQ(came, 1u);
 }
 
 TEST(Mesh, SharesArenasOfOneHost) {

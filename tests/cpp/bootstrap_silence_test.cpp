@@ -1,6 +1,7 @@
 // Silence: when a process that says nothing is taken for lost. Times are numbers here; nobody waits.
 #include <gtest/gtest.h>
 
+#include "bootstrap/ending_wait.hpp"
 #include "bootstrap/silence.hpp"
 
 namespace isthmus::bootstrap {
@@ -11,6 +12,15 @@ constexpr int64_t kMs = 1'000'000, kLimit = 400 * kMs, kBeat = 100 * kMs;
 // The control thread is awake every `step` from `from` to `to`.
 void awake(Silence &silence, int64_t from, int64_t to, int64_t step = kLimit / 8) {
   for (int64_t now = from; now <= to; now += step) silence.turn(now);
+}
+
+TEST(EndingWait, ManyProcessesThatEndAtOneTimeAreWaitedForTogether) {
+  EndingWait wait;
+  EXPECT_EQ(wait.left_ms(5'000 * kMs), 100);
+  EXPECT_EQ(wait.left_ms(5'040 * kMs), 60);
+  EXPECT_EQ(wait.left_ms(5'100 * kMs), 0);
+  EXPECT_EQ(wait.left_ms(5'999 * kMs), 0);
+  EXPECT_EQ(wait.left_ms(6'000 * kMs), 100);
 }
 
 TEST(Silence, WhoSaysNothingForLongerThanTheLimitIsOver) {

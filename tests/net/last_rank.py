@@ -1,7 +1,7 @@
 """One rank that takes part in a broadcast; rank 0, which sends it, ends at once; the others say whether all of it came.
 
-With a second argument rank 0 says that it is ready, and sends and ends when it is told to by a line; or it raises, where
-that is the argument.
+With a second argument rank 0 says that it is ready, and sends and ends when it is told to by a line; or it raises an
+exception, or what Ctrl-C raises, where that is the argument.
 """
 
 from __future__ import annotations
@@ -20,5 +20,7 @@ with isthmus.init() as comm:
         sys.stdin.readline()
         if sys.argv[2] == "raise":
             raise ValueError("no more of this")
+        if sys.argv[2] == "interrupt":
+            raise KeyboardInterrupt("no more of this")
     comm.broadcast(block, root=0)
     print(json.dumps({"right": bool((block == np.arange(block.size)).all())}), flush=True)

@@ -113,3 +113,19 @@ def test_a_process_that_is_stopped_on_another_host_is_late_and_not_lost(hosts: H
         assert said["kind"] == "TimeoutError" and "rank 1" in said["text"] and "does not answer" in said["text"], said
     finally:
         end(ranks)
+
+
+def test_a_process_that_is_stopped_for_long_is_late_and_not_lost_either(hosts: Hosts) -> None:
+    """What it does not read fills its window, and a window that stays full ends a connection."""
+    hosts.set_receive_memory(1, 16 << 10)
+    ranks = hosts.start("IPv4", "until-deadline", settings={"ISTHMUS_HEARTBEAT_MS": "10", **PATIENT})
+    try:
+        for rank in ranks:
+            assert line(rank) == "ready"
+        ranks[1].send_signal(signal.SIGSTOP)
+        assert ranks[0].stdin is not None
+        print(12, file=ranks[0].stdin, flush=True)  # seconds, of 24 KB of heartbeats
+        said = line(ranks[0])
+        assert said["kind"] == "TimeoutError" and "rank 1" in said["text"] and "does not answer" in said["text"], said
+    finally:
+        end(ranks)

@@ -15,7 +15,7 @@ RANK = Path(__file__).with_name("last_rank.py")
 
 # Heartbeats reach the host of a process that has ended. Its kernel answers that nobody has that connection any more, and
 # forgets what it had to send once more: the leave of the rank, the last of its data, or what it has raised.
-@pytest.mark.parametrize(("does", "count"), [("send", 7), ("send", 10_001), ("raise", 7)])
+@pytest.mark.parametrize(("does", "count"), [("send", 7), ("send", 10_001), ("raise", 7), ("interrupt", 7)])
 def test_what_a_rank_has_sent_last_comes_also_where_its_packets_were_lost(does: str, count: int) -> None:
     with two_hosts() as hosts:
         ranks = hosts.start_on((0, 1), [{}] * 2, str(count), does, program=RANK)
@@ -34,6 +34,7 @@ def test_what_a_rank_has_sent_last_comes_also_where_its_packets_were_lost(does: 
                 assert line(ranks[1])["right"]
                 assert [rank.wait() for rank in ranks] == [0, 0]
             else:
-                assert "raised ValueError: no more of this" in ranks[1].communicate(timeout=SOON)[1]
+                what = "ValueError" if does == "raise" else "KeyboardInterrupt"
+                assert f"raised {what}: no more of this" in ranks[1].communicate(timeout=SOON)[1]
         finally:
             end(ranks)

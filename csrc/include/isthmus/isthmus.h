@@ -284,8 +284,10 @@ ISTHMUS_API isthmus_result isthmus_comm_order(isthmus_comm_t comm, void *before,
 ISTHMUS_API uint64_t isthmus_comm_sequence(isthmus_comm_t comm); /* collectives submitted so far */
 /* For a process that ends by an error which nobody in it has caught: `what` that is, in one line ("ValueError: no such file"), of which the
  * ranks of all communicators of the process hear. Their operations end in ISTHMUS_ERR_PEER_LOST, "rank 1 (...) raised ...", and this
- * process's connections stay until it has ended. Does nothing where there is no communicator. */
+ * process's connections stay until it has ended. Does nothing where there is no communicator. exit() waits until the other hosts have it;
+ * settle does so for a process that ends by a signal, by abort() or by _exit(): it waits 4 s at most. */
 ISTHMUS_API isthmus_result isthmus_raised(const char *what);
+ISTHMUS_API isthmus_result isthmus_raised_settle(void);
 /* The same for one communicator, whose use ends by an error that something else in the process may still catch. */
 ISTHMUS_API isthmus_result isthmus_comm_raised(isthmus_comm_t comm, const char *what);
 /* 1: a communicator of this process has failed in the last ten seconds because another rank raised, and that one's process is still there;
