@@ -141,20 +141,19 @@ void Collectives::release(Operation &op, Code result) noexcept {
   if (std::exchange(op.run.waits_for_ranks, false)) engine::leave_waits(core_);
 }
 
-const Operation *Collectives::late(int64_t now) noexcept {
+Collectives::Late Collectives::late(int64_t now) noexcept {
   const Operation *const op = queue_.first();
-  if (!op) return nullptr;
+  if (!op) return {};
   const int q = op->run.blocked_on;
   if (q >= 0 && (op->run.phase == Phase::Posted || op->run.phase == Phase::Comparing || op->run.phase == Phase::Running)) {
-    if (!descriptions_.check(*op, q)) return nullptr;
-    // A peer that has left sends nothing more. All that the peer had to send belongs to the operations that the peer had ended.
-    if (core_.peers[q].left.load(std::memory_order_acquire) && core_.peers[q].left_done.load() < op->sequence)
-      return core_.fail_at(*op, Code::PeerLost,
-                           formatted(": {} has destroyed its side of the communicator", core_.id.text(q)),
-                           engine::Lateness::InTime, {q}),
-             nullptr;
+    if (!descriptions_.check(*op, q)) return {};
   }
-  return now >= op->time.deadline_ns ? op : nullptr;
+  Late found{op, nullptr};
+  queue_.each([&](const Operation &o) {
+    if (now >= o.time.deadline_ns) found.late = &o;
+    return !found.late;
+  });
+  return found;
 }
 
 uint64_t Collectives::progress() const noexcept {

@@ -55,9 +55,12 @@ class Collectives {
   void end_all(Code code) noexcept;                   // after a failure, when nothing touches user memory any more
   void release(Operation &op, Code result) noexcept;  // see OperationSink
 
-  // The first operation, for which all others wait, if that operation is late. Compares the call of the peer that blocks the operation. With the
-  // right to execute. Null: the operation is not late, or the communicator has failed.
-  const Operation *late(int64_t now) noexcept;
+  // An operation whose deadline has passed. All wait for the first one, so that is where to look for the culprit. Compares the call of the peer that
+  // blocks the first. With the right to execute. Null: none is late, or the communicator has failed.
+  struct Late {
+    const Operation *first = nullptr, *late = nullptr;
+  };
+  Late late(int64_t now) noexcept;
   uint64_t progress() const noexcept;  // another number whenever something has gone on, of the host or the device
 
   // For people, and for other processes that ask what this rank does.

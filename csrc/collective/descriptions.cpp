@@ -15,16 +15,31 @@ void Descriptions::publish(const Operation &op, uint64_t ring) noexcept {
   d.sequence.store(op.sequence, std::memory_order_release);
 }
 
-bool Descriptions::check(const Operation &op, int q) noexcept {
+// What a rank that has left had to send belongs to the operations that it had ended. Its mailbox is there until this rank has ended them too, and no
+// longer. It may be another communicator's before this rank hears that the rank has left.
+bool Descriptions::gone(const Operation &op, int q) noexcept {
+  const PeerRank &p = core_.peers[q];
+  const uint32_t owner = p.mail ? p.mail->standing.communicator.load(std::memory_order_acquire) : 0;
+  const bool left = p.left.load(std::memory_order_acquire) && p.left_done.load(std::memory_order_relaxed) < op.sequence;
+  if (!left && (owner == 0 || owner == core_.id.epoch)) return false;
+  core_.fail_at(op, Code::PeerLost, formatted(": {} has destroyed its side of the communicator", core_.id.text(q)),
+                engine::Lateness::InTime, {q});
+  return true;
+}
+
+bool Descriptions::check(const Operation &op, int q) noexcept { return !gone(op, q) && same(op, q); }
+
+bool Descriptions::same(const Operation &op, int q) noexcept {
   const PeerRank &p = core_.peers[q];
   if (!p.mail) return true;
   const auto fits = [&](uint64_t sequence, uint64_t digest) {
     const Description &d = p.mail->description(sequence);
     return d.sequence.load(std::memory_order_acquire) != sequence || d.digest.load(std::memory_order_relaxed) == digest;
   };
-  if (unchecked_ + 1 == op.sequence && !fits(unchecked_, unchecked_digest_)) return mismatch(unchecked_, q), false;
-  if (!fits(op.sequence, op.digest)) return mismatch(op.sequence, q), false;
-  return true;
+  const bool before = unchecked_ + 1 != op.sequence || fits(unchecked_, unchecked_digest_);
+  if (before && fits(op.sequence, op.digest)) return true;
+  if (!gone(op, q)) mismatch(before ? op.sequence : unchecked_, q);
+  return false;
 }
 
 void Descriptions::mismatch(uint64_t sequence, int q) noexcept {
@@ -75,11 +90,19 @@ void Descriptions::ended(const Operation &op, bool heard_all) noexcept {
   unchecked_digest_ = op.digest;
 }
 
+// A rank that has left may have given its mailbox back: zeros, or another communicator's numbers.
+uint64_t Descriptions::ended_by(int q) const noexcept {
+  const PeerRank &p = core_.peers[q];
+  return p.left.load(std::memory_order_acquire) ? p.left_done.load(std::memory_order_relaxed)
+                                                : p.mail->done.value.load(std::memory_order_acquire);
+}
+
 bool Descriptions::ended_by_all(uint64_t sequence, Operation &op) noexcept {
   if (seen_by_all_ >= sequence) return true;
   for (int q = 0; q < core_.id.world; ++q) {
-    if (q == core_.id.rank || !core_.peers[q].mail) continue;
-    if (core_.peers[q].mail->done.value.load(std::memory_order_acquire) < sequence) return op.run.blocked_on = q, false;
+    if (q == core_.id.rank || !core_.peers[q].mail || ended_by(q) >= sequence) continue;
+    gone(op, q);
+    return op.run.blocked_on = q, false;
   }
   seen_by_all_ = sequence;
   return true;
@@ -87,9 +110,7 @@ bool Descriptions::ended_by_all(uint64_t sequence, Operation &op) noexcept {
 
 bool Descriptions::ended_by_all(uint64_t sequence) const noexcept {
   for (int q = 0; q < core_.id.world; ++q)
-    if (q != core_.id.rank && core_.peers[q].mail &&
-        core_.peers[q].mail->done.value.load(std::memory_order_acquire) < sequence)
-      return false;
+    if (q != core_.id.rank && core_.peers[q].mail && ended_by(q) < sequence) return false;
   return true;
 }
 

@@ -19,8 +19,10 @@ class Descriptions {
   // none.
   void publish(const Operation &op, uint64_t ring) noexcept;
   // Compares what rank `q` has called at this operation's number, as far as this rank can see. Compares the number before as well, where that
-  // number is still unchecked. False: the calls differ, and the communicator has failed.
+  // number is still unchecked. False: the calls differ, or the rank has left before it ended the operation; the communicator has failed.
   bool check(const Operation &op, int q) noexcept;
+  bool same(const Operation &op,
+            int q) noexcept;  // the same for an operation that needs nothing more of the rank: it may have left
   void mismatch(uint64_t sequence, int q) noexcept;  // fails the communicator; the error names both calls
 
   struct Called {
@@ -41,6 +43,9 @@ class Descriptions {
   void heard_from_all(uint64_t sequence) noexcept { seen_by_all_ = std::max(seen_by_all_, sequence - 1); }
 
  private:
+  bool gone(const Operation &op, int q) noexcept;  // the rank has left without it: the communicator has failed
+  uint64_t ended_by(int q) const noexcept;         // the last operation that rank `q`, which shares memory, has ended
+
   RankCore &core_;
   const OperationQueue &queue_;
   uint64_t seen_by_all_ = 0;  // every peer has ended this operation, as far as known

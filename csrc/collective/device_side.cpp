@@ -116,7 +116,7 @@ void DeviceSide::abort() noexcept {
   {
     const SubmitLock::Held order = core_.collective_lock.try_take();  // not held: a thread submits just now
     idle = order && executor_->ending().idle();
-    if (!idle) core_.mail->overrun.value.store(1, std::memory_order_seq_cst);
+    if (!idle) core_.mail->standing.overrun.store(1, std::memory_order_seq_cst);
   }
   // Who submits looks for the failure with the lock, so nothing comes to what was idle.
   const bool spares = idle && core_.failed();

@@ -102,7 +102,7 @@ Outcome HostExecutor::drain(Operation &op) noexcept {
   if (!device_.sound(op) || !slots_held(op) || op.run.broken.load(std::memory_order_acquire)) return Outcome::Blocked;
   // The library compares nothing. A rank that came with another call shows here, or did before.
   for (const int q : device_.ranks())
-    if (q != core_.id.rank && !descriptions_.check(op, q)) return Outcome::Blocked;
+    if (q != core_.id.rank && !descriptions_.same(op, q)) return Outcome::Blocked;
   return Outcome::Ended;
 }
 
@@ -125,7 +125,7 @@ bool HostExecutor::slots_held(Operation &op) noexcept {
   for (int q = 0; q < core_.id.world; ++q) {
     if (q == core_.id.rank || !core_.peers[q].mail) continue;
     // A plain load could be done before the looks into slots. So this is a read-modify-write.
-    if (core_.peers[q].mail->overrun.value.fetch_add(0, std::memory_order_acq_rel) == 0) continue;
+    if (core_.peers[q].mail->standing.overrun.fetch_add(0, std::memory_order_acq_rel) == 0) continue;
     op.run.blocked_on = q;
     return false;
   }

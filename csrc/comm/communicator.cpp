@@ -2,6 +2,7 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "comm/abort_watch.hpp"
 #include "comm/join/seat.hpp"
 #include "comm/launcher.hpp"
 #include "nlohmann/json.hpp"
@@ -98,6 +99,23 @@ void Communicator::destroy() noexcept {
   local_->leave(now_ns() + seconds_to_ns(timeout()));
   context_->mesh().drop_key(key_);  // each communicator added the key once
   use_.end();
+}
+
+// Unchecked: a loop of try_lock.
+void take_turn(Mutex &split_mutex, Communicator &of, const char *call, Deadline deadline) ISTHMUS_UNCHECKED {
+  constexpr int64_t kLookNs = 5'000'000;
+  const AbortWatch watch(of.local());
+  const std::string name = formatted("{} of '{}' on rank {}", call, of.name(), own_slot(of));
+  for (bool mine = split_mutex.try_lock(); !mine;) {
+    watch.look(name);
+    if (engine::interrupt_wanted()) fail(Code::Interrupted, "{}: interrupted while another thread was in such a call", name);
+    if (deadline.passed())
+      fail(Code::Timeout,
+           "{}: another thread of this rank is in split, shrink, grow, reconfigure or an operation with commit, and one "
+           "goes on at a time",
+           name);
+    of.local().core().context->links().sleep_at_doorbell(kLookNs, [&] { return mine = split_mutex.try_lock(); });
+  }
 }
 
 void Communicator::abort(const std::string &reason, Words words) noexcept {

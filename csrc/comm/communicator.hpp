@@ -138,4 +138,8 @@ void group_fail(const Error &error) noexcept;
 // group. Throws the group's first failure. `waits`: the caller waits for the parent at once.
 engine::Operation *group_end(bool waits);
 
+// Takes the communicator's split_mutex_. Where another thread is in such a call, waits for it. Error(Timeout, Aborted, Interrupted), which begins
+// with `call`.
+void take_turn(Mutex &split_mutex, Communicator &of, const char *call, Deadline deadline) ISTHMUS_ACQUIRE(split_mutex);
+
 }  // namespace isthmus::comm

@@ -129,7 +129,8 @@ class Growing {
   static std::shared_ptr<Communicator> grow(Communicator &whole, const GrowRequest &request);
   static std::shared_ptr<Communicator> resume(Communicator &whole, const GrowRequest &request);
   static Subject unconfirmed(Communicator &whole) {
-    const Lock lock(whole.split_mutex_);
+    take_turn(whole.split_mutex_, whole, "reconfigure", Deadline(whole.timeout()));
+    const Lock lock(whole.split_mutex_, kLocked);
     return whole.confirmation_.subject(whole);
   }
   static std::shared_ptr<Communicator> join(const JoinRequest &request);
@@ -282,7 +283,8 @@ std::shared_ptr<Communicator> Growing::grow(Communicator &whole, const GrowReque
   if (request.newcomers < 1 || request.newcomers > bootstrap::kMostNewcomers)
     fail(Code::Argument, "grow: {} newcomers: must be from 1 to {}", request.newcomers, bootstrap::kMostNewcomers);
   const AbortWatch from_now(*whole.local_);
-  const Lock lock(whole.split_mutex_);
+  take_turn(whole.split_mutex_, whole, "grow", Deadline(whole.timeout()));
+  const Lock lock(whole.split_mutex_, kLocked);
   Growing growing(whole, request, ticket, request.watch ? *request.watch : from_now, whole.confirmation_);
   try {
     return growing.made(subject(whole, request));
@@ -290,7 +292,8 @@ std::shared_ptr<Communicator> Growing::grow(Communicator &whole, const GrowReque
 }
 
 std::shared_ptr<Communicator> Growing::resume(Communicator &whole, const GrowRequest &request) {
-  const Lock lock(whole.split_mutex_);
+  take_turn(whole.split_mutex_, whole, "reconfigure", Deadline(whole.timeout()));
+  const Lock lock(whole.split_mutex_, kLocked);
   if (whole.confirmation_.subject(whole).of != Subject::Of::Grow) return nullptr;
   const Asking asking{request.suspects, Deadline(whole.timeout()), *request.watch};
   const auto last = whole.confirmation_.resume(whole, subject(whole, request), asking);

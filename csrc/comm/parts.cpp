@@ -75,9 +75,10 @@ join::Invitation Communicator::invite(bootstrap::Exchange &exchange, int rank, c
 //   rank 1, color 1   all_gather of choices --/  \-- joins the part of color 1 with the other ranks of color 1
 std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string &name) {
   if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
-  const Lock lock(split_mutex_);
   const double seconds = timeout();
   const Deadline deadline(seconds);
+  take_turn(split_mutex_, *this, "split", deadline);
+  const Lock lock(split_mutex_, kLocked);
   const Choices choices = tell_choices(*this, {color, key}, seconds);
   if (color < 0) return nullptr;
   const std::vector<int> members = ranks_of(terms_.numbering, choices.all, color);
@@ -249,8 +250,9 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
   else if (const Status s = local_->core().failure(); local_->core().failed())
     throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort", s.ranks);
   const AbortWatch from_now(*local_);
-  const Lock lock(split_mutex_);
   const Deadline deadline(timeout());
+  take_turn(split_mutex_, *this, "shrink", deadline);
+  const Lock lock(split_mutex_, kLocked);
   Shrinking shrinking(*this, name, numbers, deadline, watch ? *watch : from_now, confirmation_);
   if (mode == Shrink::Agree) return shrinking.agreed(excluded);
   std::vector<int> left;

@@ -236,7 +236,10 @@ void Preparation::take_plan(plan::Request &request) {
     request.reach = comm_.terms().reach;
     op_.plan = comm_.plans().plan_for(request);
   }
-  op_.digest = op_.plan->digest;
+  if (plan::chunks_of(*op_.plan, op_.operands()) >= plan::kMostChunks)
+    fail(Code::Unsupported, "{}: a block needs more than {} chunks of {} bytes: raise ISTHMUS_CHUNK_BYTES", name_,
+         plan::kMostChunks, op_.plan->chunk);
+  op_.digest = mix(op_.plan->digest, comm_.local().core().id.epoch);
   // Collectives whose counts every rank knows compare the counts too.
   const CollectiveTraits &what = traits(request_.collective);
   const auto o = op_.operands();
@@ -258,7 +261,7 @@ uint64_t Preparation::one_hop_digest() const {
   const uint64_t words = static_cast<uint64_t>(call_.collective) | static_cast<uint64_t>(call_.dtype) << 8 |
                          static_cast<uint64_t>(call_.op) << 16 |
                          static_cast<uint64_t>(static_cast<uint32_t>(call_.root)) << 32;
-  return mix(mix(0x15741157, words), call_.bytes) | 1;
+  return mix(mix(mix(0x15741157, words), call_.bytes), comm_.local().core().id.epoch) | 1;
 }
 
 // No stream orders the work of processors on host memory. So the call waits for the stream (Communicator::make_ready).

@@ -3,7 +3,8 @@
 //
 //   line 0       done: sequence number of the last collective this rank ended
 //   lines 1..4   the plan's counters, a line each
-//   lines 5..12  descriptions of the last 8 collectives: what was called, and where its ring lies
+//   line 5       whose mailbox it is, and whether the rank has failed
+//   lines 6..13  descriptions of the last 8 collectives: what was called, and where its ring lies
 //   then         two cells for one-hop operations: sequence, digest, payload of up to `cell_bytes`
 //   then         four arrays, with one number for each other rank:
 //                  consumed  bytes of the rank's messages that this rank has consumed; the sender's credit follows from the number
@@ -43,6 +44,12 @@ struct alignas(64) Counter {
   std::atomic<uint64_t> value{0};
 };
 
+struct alignas(64) Standing {        // hardly ever written: it stays in every reader's cache
+  std::atomic<uint64_t> overrun{0};  // not 0: the rank has failed, and its device may write its slots out of turn
+  std::atomic<uint32_t> communicator{
+      0};  // its epoch, 0: not known yet. A mailbox that was given back may be another communicator's
+};
+
 struct alignas(64) Cell {
   std::atomic<uint64_t> sequence{0};
   std::atomic<uint64_t> digest{0};
@@ -53,7 +60,7 @@ static_assert(sizeof(Cell) == 64 && offsetof(Cell, payload) == 16);
 struct Mailbox {
   Counter done;
   Counter counters[plan::kCounters];
-  Counter overrun;  // not 0: the rank has failed, and its device may write its slots out of turn
+  Standing standing;
   static constexpr uint64_t kDescriptions = 8;
   Description descriptions[kDescriptions];
 

@@ -32,14 +32,16 @@ RankCore::RankCore(std::shared_ptr<Context> of, Identity who, RankDevice on, Mai
       cell_bytes(bytes_of_cell),
       port(outside),
       peers(static_cast<size_t>(id.world)),
-      rooms_(rooms) {}
+      rooms_(rooms) {
+  if (mail) mail->standing.communicator.store(id.epoch, std::memory_order_release);
+}
 
 // ---- failure -------------------------------------------------------------------------------------------------------------------------
 
 Status RankCore::failure() const {
   Failure f = why();
   if (!f.doing.empty()) f.text += "; this rank was in " + f.doing;
-  return f;
+  return f;  // NOLINT(cppcoreguidelines-slicing): the status of it
 }
 
 Failure RankCore::why() const {

@@ -63,7 +63,7 @@ void Builder::choose_chunk(uint64_t regions) {
   const uint64_t about = std::max<uint64_t>((bytes + target - 1) / target, 1);
   plan.chunk = lines((bytes + about - 1) / about + kLine - 1);
   const uint64_t chunks = std::max<uint64_t>((bytes + plan.chunk - 1) / plan.chunk, 1);
-  if (chunks >= (uint64_t{1} << kValueBits) - 64)
+  if (chunks >= kMostChunks)
     fail(Code::Unsupported, "{} of {} bytes needs {} chunks of {} bytes: raise ISTHMUS_CHUNK_BYTES",
          collective_name(request.collective), bytes, chunks, plan.chunk);
   plan.chunks = static_cast<uint32_t>(chunks);
@@ -104,7 +104,7 @@ void Builder::choose_island_chunk(SlotShare share, uint64_t blocks) {
     plan.chunk = std::max(request.bytes / about / unit, uint64_t{1}) * unit;
   else plan.chunk = ((request.bytes + about - 1) / about + unit - 1) / unit * unit;
   plan.chunks = static_cast<uint32_t>(std::max<uint64_t>((request.bytes + plan.chunk - 1) / plan.chunk, 1));
-  if (plan.chunks >= (uint64_t{1} << kValueBits) - 64)
+  if (plan.chunks >= kMostChunks)
     fail(Code::Unsupported, "{} of {} bytes needs {} chunks of {} bytes: raise ISTHMUS_CHUNK_BYTES",
          collective_name(request.collective), request.bytes, plan.chunks, plan.chunk);
   depth = plan.chunks <= slots ? 63 : slots - 1;

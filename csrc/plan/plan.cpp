@@ -17,7 +17,7 @@ uint32_t chunks_of(const Plan &plan, const Operands &operands) noexcept {
   uint64_t largest = uint64_t{plan.chunks} * plan.chunk;
   for (uint64_t b : operands.input_bytes) largest = std::max(largest, b);
   for (uint64_t b : operands.output_bytes) largest = std::max(largest, b);
-  return static_cast<uint32_t>((largest + plan.chunk - 1) / plan.chunk);
+  return static_cast<uint32_t>(std::min<uint64_t>((largest + plan.chunk - 1) / plan.chunk, kMostChunks));
 }
 
 bool writes_past_caches(const Plan &plan, const Operands &operands) noexcept {

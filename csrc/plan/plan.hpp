@@ -33,8 +33,8 @@
 //   kReady     host        what the device is to copy out lies in the slot, or the slot is to be filled again
 //
 // COUNTERS. Each rank owns kCounters 64-bit counters in memory that the ranks sharing memory with it can read. A counter's value is
-// (sequence << 28) + v. So the value rises for ever and never has to be reset. Post(k, v) stores the value to the rank's own counter k.
-// Wait(q, k, v) waits until rank q's counter k is >= (sequence << 28) + v. v is affine in c: v = mul*c + add. v must be > 0 in a Post. A Wait
+// (sequence << 24) + v. So the value rises for ever and never has to be reset. Post(k, v) stores the value to the rank's own counter k.
+// Wait(q, k, v) waits until rank q's counter k is >= (sequence << 24) + v. v is affine in c: v = mul*c + add. v must be > 0 in a Post. A Wait
 // with v <= 0 holds at once; so the reuse of slots is written for the first chunks.
 //
 // ENTRY RULE (the engine's; the prover models it). Before the first step of an operation that writes its ring, the rank waits until all ranks
@@ -72,7 +72,9 @@ inline constexpr int kCounters = 4;  // copied-in, reduced, consumed, spare: nam
 // Of one rank's two lists: numbers kCounters and up, the first two posted by the device, the last by the host.
 inline constexpr int kLocalCounters = 3;
 inline constexpr uint8_t kStaged = kCounters, kTaken = kCounters + 1, kReady = kCounters + 2;
-inline constexpr int kValueBits = 28;
+// Of a counter's 64 bits, the value within an operation. 2^40 operations are four years of 8000 a second.
+inline constexpr int kValueBits = 24;
+inline constexpr uint64_t kMostChunks = (uint64_t{1} << kValueBits) - 64;
 
 enum class Memory : uint8_t {
   Input,   // the user's send buffer
@@ -247,7 +249,7 @@ std::vector<int> inside_of(const topology::Topology &t, int rank, const Request 
 
 // C of a launch: plan.chunks for equal counts, else ceil(largest block this rank sends, receives or has to know of / chunk), and
 // plan.chunks at the least.
-uint32_t chunks_of(const Plan &plan, const Operands &operands) noexcept;
+uint32_t chunks_of(const Plan &plan, const Operands &operands) noexcept;  // kMostChunks: too many
 // Bytes of a step for chunk c (0: skip), and the offset of a span in its memory (blocks: from the start of the user's
 // buffer).
 uint64_t extent_bytes(const Extent &e, uint32_t c, const Operands &operands) noexcept;

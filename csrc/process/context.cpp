@@ -90,15 +90,17 @@ Context::Lease Context::acquire(const Settings &settings, const std::string &rou
 
 Context::Lease Context::Lease::again() const {
   const Lock lock(the_current->mutex);
+  if (!context_) fail(Code::Aborted, "the communicator was destroyed here meanwhile");
   ++context_->uses_;
   return Lease(context_);
 }
 
 void Context::Lease::end() noexcept {
-  const std::shared_ptr<Context> c = std::move(context_);
-  if (!c || !c->birth_.here()) return;
+  if (!context_ || !context_->birth_.here()) return;
+  std::shared_ptr<Context> c;  // let go of behind the lock
   CurrentContext &now = *the_current;
   const Lock lock(now.mutex);
+  c = std::move(context_);
   if (--c->uses_ == 0 && now.context.lock() == c) now.context.reset();
 }
 

@@ -54,7 +54,8 @@ class Context final {
     }
     ~Lease() { end(); }
     const std::shared_ptr<Context> &context() const noexcept { return context_; }
-    Lease again() const;  // one more, for a communicator that is made from this one's
+    // One more, for a communicator that is made from this one's. Error(Aborted): end() was called, maybe by another thread at this moment.
+    Lease again() const;
     void end() noexcept;
 
    private:

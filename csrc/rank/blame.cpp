@@ -176,7 +176,7 @@ std::string Blame::library_text(const Operation &op, Culprit &found) noexcept {
   return in + ", and all ranks of its group have called it: the library or its device is slow or stuck" + busy;
 }
 
-void Blame::fail_late(const Operation &op) noexcept {
+void Blame::fail_late(const Operation &op, const Operation &late) noexcept {
   const int first = op.run.blocked_on;
   Culprit found;
   std::string who;
@@ -185,8 +185,12 @@ void Blame::fail_late(const Operation &op) noexcept {
     who = "no staging memory was free for it, which other operations of this process had (ISTHMUS_STAGING_BYTES)";
   else if (op.plan && !op.plan->device.empty() && collectives_.device().executor()) who = library_text(op, found);
   else who = "it waited for no rank";
-  core_.fail_at(op, found.code, formatted(" did not finish within {:g} s: {}{}", op.call.timeout, who, inside()),
-                Lateness::Late, std::move(found.ranks));
+  const std::string before = &late == &op ? std::string()
+                                          : formatted("it waits for #{} {} before it: ", op.sequence,
+                                                      describe(core_.id, code_of(op.call), op.call.bytes));
+  core_.fail_at(late, found.code,
+                formatted(" did not finish within {:g} s: {}{}{}", late.call.timeout, before, who, inside()), Lateness::Late,
+                std::move(found.ranks));
 }
 
 // ---- messages ------------------------------------------------------------------------------------------------------------------------

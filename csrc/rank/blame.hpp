@@ -25,7 +25,7 @@ class Blame {
 
   // Each fails the communicator: for a collective that has met its deadline; where a message has met its deadline, or the message's peer has
   // left; where an operation has met its deadline while its thread is held up in the submission.
-  void fail_late(const Operation &op) noexcept;
+  void fail_late(const Operation &op, const Operation &late) noexcept;
   void fail_late_message(int64_t now) noexcept;
   void fail_late_submission(int64_t now) noexcept;
 

@@ -81,7 +81,7 @@ bool Departure::leave_library(std::unique_ptr<DeviceExecutor> executor, bool has
   if (core_.id.rank == maker) together = together && wait_for_others(&PeerRank::left_library, kLast);
   else together = together && now_ns() - core_.peers[maker].left_ns.load() < kTogether;
   if (!together) {
-    if (!executor->ending().idle()) core_.mail->overrun.value.store(1, std::memory_order_seq_cst);
+    if (!executor->ending().idle()) core_.mail->standing.overrun.store(1, std::memory_order_seq_cst);
     executor->ending().abort();
   }
   const bool idle = executor->ending().idle();

@@ -156,9 +156,8 @@ int64_t RankDriver::check_deadlines(int64_t now) noexcept {
     drive();
     return now;
   }
-  // All collectives wait for the oldest one, so only the oldest is looked at. Messages are looked at one by one.
   if (!core_.exec.try_take()) return now;
-  if (const Operation *const late = collectives_.late(now)) blame_.fail_late(*late);
+  if (const auto found = collectives_.late(now); found.late) blame_.fail_late(*found.first, *found.late);
   // The device is asked only where nothing of the device has gone on for so long (DeviceHealth).
   health_.note(collectives_.progress() + messages_.progress(),
                collectives_.queue().empty() ? messages_.moving() : polls_device(), now);

@@ -71,6 +71,17 @@ struct Holder {
   }
 } holder;
 
+TEST(ContextLease, ThatAnotherThreadHasEndedGivesNoOther) {
+  EXPECT_EQ(status_of([] {
+              Context::Lease lease = Context::acquire(Settings(), "127.0.0.1");
+              lease.end();
+              try {
+                lease.again();
+              } catch (const Error &e) { std::exit(e.code() == Code::Aborted ? 0 : 2); }
+            }),
+            0);
+}
+
 TEST(ContextEnd, TheLastReferenceOnAThreadOfItsOwnEndsTheContext) {
   EXPECT_EQ(status_of([] {
               holder.begin();

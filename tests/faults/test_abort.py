@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import isthmus
+from events import until
 from jobs import Me, Zygote, all_say, job, names_in_dev_shm, results
 from patience import SOON, patient
 
@@ -273,6 +274,56 @@ def test_a_rank_that_destroyed_is_named_by_those_that_go_on(zygote: Zygote, shap
         for failure in (ranks[0].result(), ranks[2].result()):
             assert failure["kind"] == "PeerLostError", failure
             assert "rank 1" in failure["text"], failure
+
+
+@pytest.mark.parametrize("count", [4, 1 << 20], ids=["one hop", "a plan"])
+def test_a_rank_whose_mailbox_is_given_back_is_named_by_those_that_go_on(zygote: Zygote, shape: str, count: int) -> None:
+    def body(me: Me) -> Any:
+        whole = me.init()
+        part = whole.split(0)
+        assert part is not None
+        part.all_reduce(np.ones(1 << 20))
+        whole.barrier()
+        if me.rank == 1:
+            part.destroy()
+            until(lambda: isthmus.context_stats()["leaving"] == 0)
+        whole.barrier()
+        return None if me.rank == 1 else me.caught(lambda: part.all_reduce(np.ones(count)))
+
+    with job(zygote, 3, body, shape) as ranks:
+        for failure in (ranks[0].result(), ranks[2].result()):
+            assert failure["kind"] == "PeerLostError" and failure["took"] < SOON, failure
+            assert "rank 1" in failure["text"] and "has destroyed its side" in failure["text"], failure
+        ranks[1].result()
+
+
+def test_a_call_takes_nothing_of_another_communicator_that_has_the_mailbox_of_one_that_ended(
+    zygote: Zygote, shape: str
+) -> None:
+    def body(me: Me) -> Any:
+        whole = me.init()
+        left = whole.split(0 if me.rank < 2 else -1)
+        if me.rank == 1:
+            assert left is not None
+            left.destroy()
+            until(lambda: isthmus.context_stats()["leaving"] == 0)
+        right = whole.split(0 if me.rank > 0 else -1)
+        ones = np.ones(4)
+        if right is not None:
+            right.all_reduce(ones)
+        whole.barrier()
+        if me.rank > 0:
+            return None
+        assert left is not None
+        failure = me.caught(lambda: left.all_reduce(ones))
+        return failure, ones.tolist()
+
+    with job(zygote, 3, body, shape) as ranks:
+        failure, left = ranks[0].result()
+        assert failure["kind"] == "PeerLostError" and "rank 1" in failure["text"], failure
+        assert left == [1.0] * 4
+        for rank in ranks[1:]:
+            rank.result()
 
 
 def test_a_rank_may_leave_while_others_still_read_its_last_operation(zygote: Zygote, shape: str) -> None:

@@ -205,7 +205,7 @@ def test_a_newcomer_costs_the_old_members_the_registration_of_its_ring_and_its_o
     assert [made for *_, made in found] == [[inits, rings], [inits, rings], [0, 0]]
 
 
-def breaks(comm: isthmus.Comm) -> Any:
+def breaks(comm: isthmus.Comm, folder: str) -> Any:
     """An operation stands in the library when the epoch ends: rank 2 never comes to it."""
     if comm.rank == 2:
         with suppress(isthmus.AbortedError):  # the others may abort before it has ended here
@@ -217,6 +217,8 @@ def breaks(comm: isthmus.Comm) -> Any:
     there = x if on_host() else DeviceArray.of(x)
     work = comm.all_reduce(there, "sum", there, async_op=True)
     comm.set_timeout(60)
+    (Path(folder) / str(comm.rank)).touch()  # before either aborts, the first operation has ended on both
+    until((Path(folder) / str(1 - comm.rank)).exists)
     comm.abort("the test")
     with pytest.raises(isthmus.Error):
         work.wait()
@@ -225,7 +227,7 @@ def breaks(comm: isthmus.Comm) -> Any:
 
 
 def test_a_library_in_which_an_operation_stood_is_made_anew(tmp_path: Path) -> None:
-    found = run_fleet("nvidia:2,amd:1", breaks)
+    found = run_fleet("nvidia:2,amd:1", breaks, str(tmp_path))
     assert found[:2] == [([1, 0], 3.0)] * 2
 
 

@@ -49,6 +49,31 @@ def test_a_rank_that_does_not_call_is_named_with_its_last_call(zygote: Zygote, s
         assert late["kind"] == "TimeoutError" and "rank 2" in late["text"], late
 
 
+def test_the_deadline_of_a_collective_behind_another_one_is_kept(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.barrier()
+        me.send("ready")
+        me.hear()
+        if me.rank == 1:
+            return me.caught(lambda: comm.all_reduce(np.ones(4)))
+        work = comm.all_reduce(np.ones(4), async_op=True)
+        behind = me.caught(lambda: comm.barrier(timeout=SHORT))
+        return behind, me.caught(work.wait)
+
+    with job(zygote, 2, body, shape) as ranks:
+        all_say(ranks, "ready")
+        ranks[0].tell("go")
+        behind, first = ranks[0].result()
+        assert behind["took"] < SHORT + SOON, behind
+        for failure in (behind, first):
+            assert failure["kind"] == "TimeoutError", failure
+            late, before = r"#3 barrier .*did not finish within 0\.3 s: ", "it waits for #2 all_reduce .* before it: "
+            assert re.search(late + before + "rank 1 .*has not called it", failure["text"]), failure
+        ranks[1].tell("go")
+        assert ranks[1].result()["kind"] == "TimeoutError"
+
+
 def test_a_receive_that_nobody_sends_to_names_the_sender(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
         comm = me.init()

@@ -21,7 +21,7 @@ from patience import SOON
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 from devices import DeviceArray, run_fleet
-from events import until
+from events import until, until_asleep
 
 ENV = {"ISTHMUS_TIMEOUT": str(DEADLINE)}
 
@@ -259,3 +259,32 @@ def test_a_parent_that_is_aborted_ends_the_making_of_its_parts(tmp_path: Path) -
     assert said[4] == "made", said
     for rank in (2, 3):
         assert "AbortedError" in said[rank] and "enough" in said[rank], said[rank]
+
+
+def test_a_split_behind_another_threads_split_ends_at_its_deadline_and_by_ctrl_c(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init(timeout=10 * SOON)
+        if me.rank == 1:
+            me.hear()
+            return None
+        first: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: first.append(me.caught(lambda: comm.split(0))))
+        thread.start()
+        until_asleep(thread)
+        comm.set_timeout(0.3)
+        late = me.caught(lambda: comm.split(0))
+        comm.set_timeout(10 * SOON)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        stopped = me.caught(lambda: comm.split(0))
+        comm.abort()
+        thread.join()
+        return late, stopped, first[0]
+
+    with job(zygote, 2, body, shape) as ranks:
+        late, stopped, first = ranks[0].result()
+        assert late["kind"] == "TimeoutError" and "another thread of this rank" in late["text"], late
+        assert stopped["kind"] == "KeyboardInterrupt", stopped
+        assert late["took"] < SOON and stopped["took"] < SOON, (late, stopped)
+        assert first["kind"] == "AbortedError", first
+        ranks[1].tell("end")
+        ranks[1].result()

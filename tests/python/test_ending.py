@@ -134,8 +134,9 @@ def test_torchrun_names_the_rank_that_raised(tmp_path: Path, program: str) -> No
     env = {k: v for k, v in launch.environment(0, 1, 1).items() if not k.startswith("ISTHMUS_")}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         env.pop(name, None)
-    for _ in range(3):
-        place = f"--nproc-per-node 3 --master-addr 127.0.0.1 --master-port {two_ports()}"
+    for attempt in range(3):
+        logs = tmp_path / str(attempt)  # of each rank its own: what ranks write at one time would be mixed
+        place = f"--nproc-per-node 3 --master-addr 127.0.0.1 --master-port {two_ports()} --redirects 2 --log-dir {logs}"
         torchrun = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *place.split(), str(script)],
             env={**env, "OMP_NUM_THREADS": "1"},
@@ -154,5 +155,7 @@ def test_torchrun_names_the_rank_that_raised(tmp_path: Path, program: str) -> No
         root = err[err.index("Root Cause (first observed failure)") :]
         found = re.search(r"rank\s*: (\d+)", root)
         assert found and found[1] == "1", err
-        others = [line for line in err.splitlines() if "Error: " in line and "all_reduce" in line]
-        assert all("raised ValueError: a bad batch" in line for line in others), err
+        said = {file.parent.name: file.read_text() for file in logs.rglob("stderr.log")}
+        assert sorted(said) == ["0", "1", "2"] and "ValueError: a bad" in said["1"], said
+        others = [line for rank in "02" for line in said[rank].splitlines() if "Error: " in line and "all_reduce" in line]
+        assert all("raised ValueError: a bad batch" in line for line in others), said
