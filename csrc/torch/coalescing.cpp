@@ -1,6 +1,7 @@
 #include "coalescing.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,89 +15,131 @@ namespace coalescing {
 
 namespace {
 
-struct CancelledBlock {
-  isthmus_result result;
-  std::string text;
-};
-
 struct BlockOpening {
   const Backend *owner;
   std::shared_ptr<const std::atomic<bool>> closed;
   interpreter::Generator generator;
   bool abandoned() const noexcept { return *closed || generator.over(); }
 };
+using Openings = std::vector<BlockOpening>;  // those that have no end() yet, outermost first
 
 struct CoalescedCalls {
-  std::vector<BlockOpening> openings;  // those that have no end() yet
+  Openings openings;
   std::shared_ptr<PendingWork> operation;
 };
 
-thread_local std::optional<CoalescedCalls> block;
-constinit thread_local bool is_open = false;  // block.has_value(), without the cost of a thread's first look at `block`
-thread_local std::optional<CancelledBlock> failed;  // the last block was cancelled and nobody was told
+struct CancelledBlock {
+  isthmus_result result;
+  std::string text;
+  Openings openings;  // never empty
+};
 
-void close() noexcept {
-  for (BlockOpening &opening : block->openings) opening.generator.let_go();
+enum class Standing : std::uint8_t { None, Open, Cancelled };
+
+thread_local std::optional<CoalescedCalls> block;           // of Standing::Open
+thread_local std::optional<CancelledBlock> cancelled;       // of Standing::Cancelled
+constinit thread_local Standing standing = Standing::None;  // without the cost of a thread's first look at the two
+
+void let_go(Openings &all) noexcept {
+  for (BlockOpening &opening : all) opening.generator.let_go();
+  all.clear();
+}
+
+Openings close() noexcept {
+  Openings openings = std::move(block->openings);
   block.reset();
-  is_open = false;
+  standing = Standing::None;
+  return openings;
 }
 
 // Ends the library's group so that nothing of it is submitted: a call that fails inside a group cancels it.
-void cancel() noexcept {
+Openings cancel() noexcept {
   static_cast<void>(isthmus_send(nullptr, nullptr, 0, ISTHMUS_UINT8, -1, -1, nullptr, nullptr));
   for (std::size_t i = 0; i < block->openings.size(); ++i) static_cast<void>(isthmus_group_end(nullptr));
-  close();
+  return close();
 }
 
-auto find(const Backend &owner) noexcept {
-  auto &all = block->openings;
+auto find(Openings &all, const Backend &owner) noexcept {
   return std::find_if(all.begin(), all.end(), [&](const BlockOpening &b) { return b.owner == &owner; });
+}
+
+// Whether any was.
+bool drop_abandoned(Openings &all) noexcept {
+  const auto gone = std::stable_partition(all.begin(), all.end(), [](const BlockOpening &b) { return !b.abandoned(); });
+  const bool any = gone != all.end();
+  std::for_each(gone, all.end(), [](BlockOpening &b) { b.generator.let_go(); });
+  all.erase(gone, all.end());
+  return any;
+}
+
+void leave_cancelled_if_empty() noexcept {
+  if (!cancelled->openings.empty()) return;
+  cancelled.reset();
+  standing = Standing::None;
 }
 
 }  // namespace
 
-bool open() noexcept {
-  if (is_open) drop_if_abandoned();
-  return is_open;
+bool open() {
+  if (standing == Standing::None) return false;
+  drop_if_abandoned();
+  if (standing == Standing::Cancelled)
+    raise(cancelled->result, "this thread's coalescing block was cancelled, and nothing of it will be done: " +
+                                 cancelled->text + "; leave the block first");
+  return standing == Standing::Open;
 }
 
-bool opened_by(const Backend &backend) noexcept { return block && find(backend) != block->openings.end(); }
+bool opened_by(const Backend &backend) noexcept { return block && find(block->openings, backend) != block->openings.end(); }
 
 void drop_if_abandoned() noexcept {
-  if (!is_open) return;
-  const auto &all = block->openings;
-  const auto gone = std::count_if(all.begin(), all.end(), [](const BlockOpening &b) { return b.abandoned(); });
-  if (gone == 0) return;
-  const bool all_gone = static_cast<std::size_t>(gone) == all.size();
-  cancel();
-  // The groups that are left come to their end().
-  if (!all_gone) failed = CancelledBlock{ISTHMUS_ERR_ARGUMENT, "a block of another group inside it has no end"};
+  if (standing == Standing::None) return;
+  if (standing == Standing::Open) {
+    const auto &all = block->openings;
+    if (std::none_of(all.begin(), all.end(), [](const BlockOpening &b) { return b.abandoned(); })) return;
+    fail(ISTHMUS_ERR_ARGUMENT, "a block of another group inside it has no end");
+  }
+  drop_abandoned(cancelled->openings);  // the groups that are left come to their end()
+  leave_cancelled_if_empty();
 }
 
 void forked() noexcept {
-  if (!is_open) return;
-  ::new (&block) std::optional<CoalescedCalls>;  // what it held is not let go of here
-  is_open = false;
+  if (standing == Standing::None) return;
+  ::new (&block) std::optional<CoalescedCalls>;  // what the two held is not let go of here
+  ::new (&cancelled) std::optional<CancelledBlock>;
+  standing = Standing::None;
 }
 
 std::shared_ptr<PendingWork> current() noexcept { return block ? block->operation : nullptr; }
 
 void begin(const Backend &owner, std::shared_ptr<const std::atomic<bool>> closed) {
   drop_if_abandoned();
-  failed.reset();
   // The same group opened twice: an exception left the first block without its end.
-  if (opened_by(owner)) cancel();
+  if (opened_by(owner)) {
+    Openings left = cancel();
+    let_go(left);
+  } else if (standing == Standing::Cancelled && find(cancelled->openings, owner) != cancelled->openings.end()) {
+    let_go(cancelled->openings);
+    leave_cancelled_if_empty();
+  }
+  static_cast<void>(open());
   check(isthmus_group_begin());
   if (!block) block = CoalescedCalls{{}, PendingWork::make()};
-  is_open = true;
+  standing = Standing::Open;
   block->openings.push_back({&owner, std::move(closed), interpreter::Generator::calling()});
 }
 
 void end(const Backend &owner, Attach attach) {
   drop_if_abandoned();
-  if (failed) {
-    const CancelledBlock first = *std::exchange(failed, std::nullopt);
-    raise(first.result, "the coalescing block was cancelled, and nothing of it was done: " + first.text);
+  if (standing == Standing::Cancelled) {
+    const auto of_owner = find(cancelled->openings, owner);
+    if (of_owner != cancelled->openings.end()) {
+      const isthmus_result first = cancelled->result;
+      const std::string text = "the coalescing block was cancelled, and nothing of it was done: " + cancelled->text;
+      of_owner->generator.let_go();
+      cancelled->openings.erase(of_owner);
+      leave_cancelled_if_empty();
+      raise(first, text);
+    }
   }
   if (!block || block->openings.back().owner != &owner)
     bad_argument("endCoalescing without startCoalescing on the same group and thread");
@@ -108,7 +151,8 @@ void end(const Backend &owner, Attach attach) {
     attach(operation, nullptr, false);
     return;
   }
-  close();
+  Openings ended = close();
+  let_go(ended);
   isthmus_work_t handle = nullptr;
   const interpreter::WithoutGil without_gil;
   check(isthmus_group_end(&handle));
@@ -116,13 +160,15 @@ void end(const Backend &owner, Attach attach) {
   operation->submitted(handle);
 }
 
-void fail(isthmus_result result, const std::string &text) {
-  cancel();
-  failed = CancelledBlock{result, text};
+void fail(isthmus_result result, const std::string &text) noexcept {
+  cancelled = CancelledBlock{result, text, cancel()};
+  standing = Standing::Cancelled;
 }
 
 CallInBlock::~CallInBlock() {
-  if (std::uncaught_exceptions() > exceptions_ && open()) fail(ISTHMUS_ERR_ARGUMENT, "a call in it was refused");
+  if (std::uncaught_exceptions() == exceptions_) return;
+  drop_if_abandoned();
+  if (standing == Standing::Open) fail(ISTHMUS_ERR_ARGUMENT, "a call in it was refused");
 }
 
 }  // namespace coalescing

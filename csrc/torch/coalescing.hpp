@@ -23,7 +23,9 @@ namespace coalescing {
 
 // The operation of the block that this thread has open; null outside of blocks.
 std::shared_ptr<PendingWork> current() noexcept;
-bool open() noexcept;                             // whether there is one; drops an abandoned one
+// Whether there is one; drops an abandoned one. Throws where it was cancelled and has not ended: a call that was made at once,
+// outside of its block, would be out of order.
+bool open();
 bool opened_by(const Backend &backend) noexcept;  // whether there is one, and that group has begun it too
 void drop_if_abandoned() noexcept;
 
@@ -32,9 +34,9 @@ void begin(const Backend &owner, std::shared_ptr<const std::atomic<bool>> closed
 // Submits at the outermost end; `attach` comes before that. Throws the first failure of the block.
 using Attach = c10::function_ref<void(const std::shared_ptr<PendingWork> &operation, isthmus_work_t handle, bool outermost)>;
 void end(const Backend &owner, Attach attach);
-// Notes that a call inside the block failed. No operation of the block was or will be submitted. end() will throw the same
-// failure.
-void fail(isthmus_result result, const std::string &text);
+// Notes that a call inside the block failed. No operation of the block was or will be submitted. The block's later calls and
+// each end() throw the same failure.
+void fail(isthmus_result result, const std::string &text) noexcept;
 void forked() noexcept;  // called in a forked child, where an open block is the parent's
 
 // Every call of an operation has one. A call that is refused before it is recorded cancels the block too.

@@ -265,15 +265,60 @@ def test_a_message_that_is_refused_in_a_batch_leaves_no_block_open() -> None:
     torch_ranks.run(2, body)
 
 
-def test_a_call_that_is_refused_cancels_its_block() -> None:
+def test_a_call_that_is_refused_cancels_its_block_and_no_later_call_of_the_block_is_done() -> None:
     def body() -> None:
-        backend, x = torch_ranks.backend(), torch.ones(2)
+        backend, x, y = torch_ranks.backend(), torch.ones(2), torch.ones(1)
         backend._start_coalescing()
         backend.allreduce([x])
         raises("negative", lambda: backend.send([x], 1, -1), ValueError)
-        dist.all_reduce(torch.ones(1))
+        raises("a call in it was refused; leave the block", lambda: backend.allreduce([y]), ValueError)
+        raises("cancelled", lambda: dist.all_reduce(y), ValueError)
+        raises("cancelled", backend._end_coalescing, ValueError)
+        assert x.tolist() == [1, 1] and y.tolist() == [1]
+        dist.all_reduce(y)
+        assert y.tolist() == [2]
+        raises("without startCoalescing", backend._end_coalescing, ValueError)
+
+    torch_ranks.run(2, body)
+
+
+def test_a_cancelled_block_that_an_exception_leaves_or_that_is_begun_again_is_dropped() -> None:
+    def body() -> None:
+        backend, x = torch_ranks.backend(), torch.ones(2)
+
+        def refused() -> None:
+            raises("negative", lambda: backend.send([x], 1, -1), ValueError)
+
+        with contextlib.suppress(KeyError), _coalescing_manager(device=CPU):
+            refused()
+            raise KeyError("the program's own")
+        backend.allreduce([x]).wait()
+        assert x.tolist() == [2, 2]
+        backend._start_coalescing()
+        refused()
+        backend._start_coalescing()
+        backend.allreduce([x])
+        backend._end_coalescing().wait()
+        assert x.tolist() == [4, 4]
+
+    torch_ranks.run(2, body)
+
+
+def test_a_call_that_is_refused_in_an_inner_block_cancels_the_outer_too() -> None:
+    def body() -> None:
+        other, backend, x = dist.new_group([0, 1]), torch_ranks.backend(), torch.ones(2)
+        inner = isthmus.torch.backend_of(other)
+        backend._start_coalescing()
+        backend.allreduce([x])
+        inner._start_coalescing()
+        raises("negative", lambda: inner.send([x], 1, -1), ValueError)
+        raises("cancelled", inner._end_coalescing, ValueError)
+        raises("cancelled", lambda: backend.allreduce([x]), ValueError)
+        raises("cancelled", inner._start_coalescing, ValueError)
         raises("cancelled", backend._end_coalescing, ValueError)
         assert x.tolist() == [1, 1]
+        dist.all_reduce(x)
+        assert x.tolist() == [2, 2]
 
     torch_ranks.run(2, body)
 
