@@ -127,12 +127,14 @@ class Hosts:
         command = f"echo 4096 {most} {most} > /proc/sys/net/ipv4/tcp_rmem"
         ip("netns", "exec", self.names[host], "sh", "-c", command)
 
-    def shape(self, cable: str, megabytes: float) -> None:
-        """Each end of "cable" or "second" sends no more than so many 10^6 bytes a second from now on."""
+    def shape(self, cable: str, megabytes: float, at_once: int = 256 << 10, queue: int = 1 << 20) -> None:
+        """Each end of "cable" or "second" sends no more than so many 10^6 bytes a second from now on, but for a first burst
+        of `at_once` bytes. What waits is lost beyond `queue` bytes.
+        """
         rate = round(megabytes * 8e6)
         for n, name in enumerate(self.names):
             words = ["qdisc", "replace", "dev", f"{cable}{n}", "root", "handle", "1:", "tbf", "rate", f"{rate}bit"]
-            words += ["burst", str(256 << 10), "limit", str((1 << 20) + (256 << 10))]
+            words += ["burst", str(at_once), "limit", str(queue + at_once)]
             subprocess.run(["tc", "-n", name, *words], check=True, capture_output=True, text=True, timeout=SOON)
 
     @contextmanager

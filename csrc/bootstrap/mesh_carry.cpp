@@ -30,22 +30,27 @@ namespace {
 
 // A live kernel delays its answer to a heartbeat by 200 ms at most, and answers one that is sent again at once.
 constexpr int64_t kSilentNs = 250'000'000;
-constexpr int64_t kHeldBeats = 100;  // as many heartbeats as may be unacknowledged
 
 }  // namespace
 
-bool Peer::State::silent() const {
-  const net::Answers a = net::answers(control.get());
-  return a.unanswered != 0 && a.again != 0 && a.quiet_ns >= kSilentNs;
+bool Peer::State::silent() const { return is_silent(net::answers(control.get())); }
+
+bool is_silent(const net::Answers &a) noexcept {
+  const uint32_t enough = a.probed ? 2 : 1;  // a probe is out for one round trip also where all is well
+  return a.unanswered != 0 && a.again >= enough && a.quiet_ns >= kSilentNs;
+}
+
+void limit_unanswered(int fd, int64_t ns) noexcept {
+  net::limit_unacknowledged(fd, static_cast<int>(std::min<int64_t>(ns / 1'000'000, INT_MAX)));
 }
 
 void Peer::State::put(UniqueFd fd, uint32_t index, int epoll, int64_t heartbeat_ns) {
   if (control) ::epoll_ctl(epoll, EPOLL_CTL_DEL, control.get(), nullptr);
-  // As of the first one (claim()).
-  net::limit_unacknowledged(fd.get(), static_cast<int>(std::min<int64_t>(heartbeat_ns / 10'000, INT_MAX)));
+  limit_unanswered(fd.get(), kHeldBeats * heartbeat_ns);
   control = std::move(fd);
   ++puts;
   beats.unheard = 0;
+  beats.rest = false;
   reader = net::FrameReader();
   out.clear();
   watch(epoll, EPOLL_CTL_ADD, control.get(), EPOLLIN | EPOLLOUT, tagged(Tag::Control, index));

@@ -85,8 +85,7 @@ Peer *Mesh::State::claim(Arrival &&a) {
   p.reader = std::move(a.reader);
   if (net::Credentials c; a.local && net::peer_credentials(a.fd.get(), c)) peer->pid = c.pid;
   if (a.local) p.pidfd = net::GuardedFd(net::peer_pidfd(a.fd.get()));
-  // Heartbeats are always on their way, so the limit (the time of 100 heartbeats, in ms) tells of a host that has vanished.
-  if (!a.local) net::limit_unacknowledged(a.fd.get(), static_cast<int>(std::min<int64_t>(heartbeat_ns / 10'000, INT_MAX)));
+  if (!a.local) limit_unanswered(a.fd.get(), kHeldBeats * heartbeat_ns);
   p.movable = !a.local && self.tcp.size() > 1 && peer->endpoint.tcp.size() > 1;
   p.control = std::move(a.fd);
   Peer *raw = peer.get();

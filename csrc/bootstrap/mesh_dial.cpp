@@ -183,8 +183,8 @@ Arrival Dialer::local(const Endpoint &e, const Bytes16 &key, UniqueFd fd, Deadli
   return {std::move(fd), e, true, std::move(theirs), std::move(reader), token};
 }
 
-bool Dialer::stream(const Peer &peer, const Bytes16 &key, std::vector<net::Address> addresses, const StreamNumber &number,
-                    Deadline deadline, DialedStream &out, std::string &why) const {
+bool Dialer::stream(const Peer &peer, const Bytes16 &key, const std::vector<net::Address> &addresses,
+                    const StreamNumber &number, Deadline deadline, DialedStream &out, std::string &why) const {
   net::Hello hello;
   hello.role = net::Role::Data;
   hello.index = number.index;

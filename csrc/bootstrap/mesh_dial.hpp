@@ -65,7 +65,7 @@ class Dialer {
   void data(const Peer &peer, const Bytes16 &key, const DataPlan &plan, Deadline deadline, const Look &look,
             std::vector<DialedStream> &out) const;
   // One data connection, by the first of the addresses that leads to the peer. False: none does, and `why` says so. Throws Error.
-  bool stream(const Peer &peer, const Bytes16 &key, std::vector<net::Address> addresses, const StreamNumber &number,
+  bool stream(const Peer &peer, const Bytes16 &key, const std::vector<net::Address> &addresses, const StreamNumber &number,
               Deadline deadline, DialedStream &out, std::string &why) const;
   // For a data connection, dialed or accepted, before anything but its greeting goes by it.
   void prepare(int data) const;

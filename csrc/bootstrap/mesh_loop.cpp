@@ -157,10 +157,11 @@ void Mesh::State::data_arrived(const net::Hello &h, const StreamIntro &intro, Un
       }
       d.fds[h.index] = std::move(fd);
       d.tokens[h.index] = intro.token;
+      changed.notify_all();
+      return;
     }
   }
-  if (!again) changed.notify_all();
-  else if (!again->lost.load(std::memory_order_relaxed)) events.on_stream(*again, h.index, intro.generation, std::move(fd));
+  if (!again->lost.load(std::memory_order_relaxed)) events.on_stream(*again, h.index, intro.generation, std::move(fd));
 }
 
 void Mesh::State::queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body, Goes goes) {
@@ -254,7 +255,7 @@ void Mesh::State::on_readable(Peer &peer) {
     if (n > 0) {
       p.reader.received(static_cast<size_t>(n));
       peer.last_heard_ns.store(now_ns(), std::memory_order_relaxed);
-      p.beats.unheard = 0;
+      p.end_rest(heartbeat_ns);
     } else if (n == 0 || errno == ECONNRESET || errno == EPIPE) {
       // A socket tells an error once. A sender may have been told, and then reading finds an end and nothing else.
       const int sending = error_of_sending();
@@ -364,15 +365,37 @@ void Mesh::State::leave_out_the_silent() {
 }
 
 // Heartbeats would fill the window of a process that is stopped, and TCP takes a host whose window stays closed for lost, as one that answers nothing.
-// So a peer that says nothing gets no more of them. TCP's own probes look after its host then (limit_unacknowledged). It speaks first when it goes on.
+// So a peer that says nothing gets no more of them, and this host's kernel looks after the other one by probes, of which some may be lost. The peer
+// speaks first when it goes on. A process that is stopped itself is no reason to end a connection: so its kernel sends no probes, and heartbeats
+// that are under way tell of a host that has vanished.
 void Mesh::State::beat(Peer &peer) {
   constexpr int kMostUnheard = 100;  // 2 KB
   Peer::State &p = *peer.state_;
   const auto body = encode(Beat{static_cast<uint32_t>(heartbeat_ns / 1'000'000), p.had});
   const Lock lock(p.mutex);
-  if (!p.control || !p.out.idle() || p.beats.unheard >= kMostUnheard) return;
+  if (!p.control || !p.out.idle()) return;
+  if (p.beats.unheard >= kMostUnheard) {
+    p.rest(heartbeat_ns);
+    return;
+  }
   ++p.beats.unheard;
   queue(p, peer.index, static_cast<uint16_t>(Own::Heartbeat), body);
+}
+
+void Peer::State::rest(int64_t heartbeat_ns) {
+  constexpr int64_t kLeastNs = 5'000'000'000;
+  if (beats.rest || net::unacknowledged(control.get()) != 0) return;
+  beats.rest = true;
+  const int64_t limit_ns = std::max(kHeldBeats * heartbeat_ns, kLeastNs);
+  limit_unanswered(control.get(), limit_ns);
+  net::begin_probes(control.get(), static_cast<int>(limit_ns / 10'000'000));
+}
+
+void Peer::State::end_rest(int64_t heartbeat_ns) {
+  beats.unheard = 0;
+  if (!std::exchange(beats.rest, false)) return;
+  net::end_probes(control.get());
+  limit_unanswered(control.get(), kHeldBeats * heartbeat_ns);
 }
 
 }  // namespace isthmus::bootstrap

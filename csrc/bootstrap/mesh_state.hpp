@@ -53,6 +53,7 @@ struct Peer::State {
     int64_t interval_ns = 0;         // of the peer's, as it says
     std::atomic<uint64_t> heard{0};  // any thread asks
     int unheard = 0;                 // sent since something came from the peer
+    bool rest = false;               // the peer's host has all, and the kernel probes it in place of heartbeats
   } beats;
   bool bye = false;                 // the peer has said farewell
   bool ended = false;               // the peer's pidfd says that the process has ended
@@ -66,7 +67,14 @@ struct Peer::State {
   bool go_on(const Peer &peer, uint64_t count, int epoll);  // the peer has said what had come there. False: that cannot be
   bool drop_held(int epoll);                                // false: the control connection is not held
   bool held_too_long(int64_t heartbeat_ns) const;
+  void rest(int64_t heartbeat_ns) ISTHMUS_REQUIRES(mutex);  // where the peer's host has all that was sent
+  void end_rest(int64_t heartbeat_ns);                      // the peer has been heard
 };
+
+inline constexpr int64_t kHeldBeats = 100;  // as many heartbeats as may be unacknowledged
+void limit_unanswered(
+    int fd, int64_t ns) noexcept;  // a connection fails where the other host has not answered for so long: it has vanished
+bool is_silent(const net::Answers &a) noexcept;  // a connection to another host, to be carried over to another address
 
 struct Known {
   std::unique_ptr<Peer> peer;

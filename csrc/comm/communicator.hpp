@@ -129,6 +129,11 @@ inline int own_slot(const Communicator &comm) { return comm.terms().numbering.sl
 
 void begin_log(const Settings &settings);  // before the first communicator of this process
 
+// ---- split, shrink, grow, reconfigure, commit: one at a time ----------------------------------------------------------------------------
+// Takes the communicator's split_mutex_. Where another thread is in such a call, waits for it until `deadline`. What the call then does with the
+// other ranks has a deadline of its own. Error(Timeout, Aborted, Interrupted), which begins with `call`.
+void take_turn(Mutex &split_mutex, Communicator &of, const char *call, Deadline deadline) ISTHMUS_ACQUIRE(split_mutex);
+
 // ---- groups (per thread) ---------------------------------------------------------------------------------------------------------------
 void group_begin();
 bool group_open() noexcept;
@@ -137,9 +142,5 @@ void group_fail(const Error &error) noexcept;
 // Submits the operations of the group, and returns their parent, with one reference, the caller's. nullptr: the group that ends is inside another
 // group. Throws the group's first failure. `waits`: the caller waits for the parent at once.
 engine::Operation *group_end(bool waits);
-
-// Takes the communicator's split_mutex_. Where another thread is in such a call, waits for it. Error(Timeout, Aborted, Interrupted), which begins
-// with `call`.
-void take_turn(Mutex &split_mutex, Communicator &of, const char *call, Deadline deadline) ISTHMUS_ACQUIRE(split_mutex);
 
 }  // namespace isthmus::comm

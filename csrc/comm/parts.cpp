@@ -76,9 +76,9 @@ join::Invitation Communicator::invite(bootstrap::Exchange &exchange, int rank, c
 std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string &name) {
   if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
   const double seconds = timeout();
-  const Deadline deadline(seconds);
-  take_turn(split_mutex_, *this, "split", deadline);
+  take_turn(split_mutex_, *this, "split", Deadline(seconds));
   const Lock lock(split_mutex_, kLocked);
+  const Deadline deadline(seconds);  // of this call: the wait for its turn has its own
   const Choices choices = tell_choices(*this, {color, key}, seconds);
   if (color < 0) return nullptr;
   const std::vector<int> members = ranks_of(terms_.numbering, choices.all, color);
@@ -250,9 +250,9 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
   else if (const Status s = local_->core().failure(); local_->core().failed())
     throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort", s.ranks);
   const AbortWatch from_now(*local_);
-  const Deadline deadline(timeout());
-  take_turn(split_mutex_, *this, "shrink", deadline);
+  take_turn(split_mutex_, *this, "shrink", Deadline(timeout()));
   const Lock lock(split_mutex_, kLocked);
+  const Deadline deadline(timeout());
   Shrinking shrinking(*this, name, numbers, deadline, watch ? *watch : from_now, confirmation_);
   if (mode == Shrink::Agree) return shrinking.agreed(excluded);
   std::vector<int> left;

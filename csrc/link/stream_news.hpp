@@ -27,7 +27,8 @@ struct StreamOffer {  // a new connection of a stream
 
 class StreamNews {
  public:
-  explicit StreamNews(size_t streams) : reports_(streams) {}
+  explicit StreamNews(size_t streams) : streams_(streams), reports_(streams) {}
+  size_t streams() const noexcept { return streams_; }
 
   std::vector<StreamReport> report() const {
     const Lock lock(mutex_);
@@ -75,6 +76,7 @@ class StreamNews {
   }
 
  private:
+  const size_t streams_;
   mutable Mutex mutex_;  // held over no system call, and only where a stream is lost, comes again or is asked about
   std::vector<StreamReport> reports_ ISTHMUS_GUARDED_BY(mutex_);
   std::vector<StreamOffer> offers_ ISTHMUS_GUARDED_BY(mutex_);

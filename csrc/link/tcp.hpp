@@ -52,11 +52,11 @@ class TcpLink final : public Link {
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
   Left left() const noexcept override;
+  int64_t came_ns() const noexcept override;
   int64_t descriptors(std::vector<pollfd> &fds) const override;
   void before_sleep() override;
   void let_go() noexcept override;
   const char *name() const noexcept override { return "tcp"; }
-  size_t streams() const noexcept { return streams_.size(); }
 
   StreamNews &news() noexcept { return news_; }
   bool broken() const noexcept { return dead_.load(std::memory_order_relaxed); }

@@ -148,10 +148,18 @@ void reset_when_closed(int fd) noexcept {
 void limit_unacknowledged(int fd, int ms) noexcept {
   const unsigned limit = static_cast<unsigned>(ms);
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
-  const int on = 1, seconds = std::clamp(ms / 10'000, 1, 32'767);
+}
+
+void begin_probes(int fd, int every_ms) noexcept {
+  const int on = 1, seconds = std::clamp(every_ms / 1000, 1, 32'767);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+void end_probes(int fd) noexcept {
+  const int off = 0;
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &off, sizeof off);
 }
 
 void limit_unsent(int fd, int bytes) noexcept { ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes); }
@@ -224,7 +232,8 @@ Answers answers(int fd) noexcept {
   if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return {};
   Answers a;
   // Where this host has no way any more, what waits was never sent, and the kernel counts its attempts and probes instead.
-  a.unanswered = std::max<uint32_t>(info.tcpi_unacked, info.tcpi_probes != 0 ? 1 : 0);
+  a.probed = info.tcpi_unacked == 0 && info.tcpi_probes != 0;
+  a.unanswered = a.probed ? 1 : info.tcpi_unacked;
   a.quiet_ns = int64_t{info.tcpi_last_ack_recv} * 1'000'000;
   a.round_ns = int64_t{info.tcpi_rtt} * 1000;
   int unsent = 0;
@@ -232,6 +241,13 @@ Answers answers(int fd) noexcept {
   a.again = info.tcpi_retransmits + info.tcpi_probes;
   a.repeated = info.tcpi_total_retrans + a.again;
   return a;
+}
+
+int64_t since_data_ns(int fd) noexcept {
+  tcp_info info{};
+  socklen_t n = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return INT64_MAX;
+  return int64_t{info.tcpi_last_data_recv} * 1'000'000;
 }
 
 bool interface_down(int fd) noexcept {

@@ -24,9 +24,12 @@ Address local_address(int fd);
 Address remote_address(int fd);  // throws Error(System) where the connection has ended
 
 // The connection fails (ETIMEDOUT) when sent bytes have not been acknowledged for so long: the other host is gone, or the way to the host.
-// A process that is merely stopped does not count, because its kernel acknowledges, unless it has no room for what waits. Where nothing
-// is under way the kernel asks ten times in that time, once a second at most. Unix sockets have no such limit.
+// A process that is merely stopped does not count, because its kernel acknowledges, unless it has no room for what waits. Unix sockets
+// have no such limit.
 void limit_unacknowledged(int fd, int ms) noexcept;
+// Where nothing is under way the kernel asks the other host `every_ms`, in whole seconds, and what was said of sent bytes holds for that.
+void begin_probes(int fd, int every_ms) noexcept;
+void end_probes(int fd) noexcept;
 
 // The kernel takes no more of what is to be sent while it has so many bytes that it has not sent once. Else what is written next may stand behind
 // megabytes, and a slow connection hold them where a faster one could send them. Unix sockets have no such limit.
@@ -64,6 +67,7 @@ void reset_when_closed(int fd) noexcept;
 // What the kernel knows of the other host's answers. It answers also where the process there does not run. All zero for a Unix socket.
 struct Answers {
   uint32_t unanswered = 0;  // segments that were sent and are not acknowledged; 1 where a probe is all that was sent
+  bool probed = false;      // a probe is all that was sent
   bool stuck = false;  // something waits and nothing is under way: this host has no way any more, or the other side no room
   int64_t quiet_ns = 0;   // since anything came from the other host
   int64_t round_ns = 0;   // a round trip, as of late
@@ -71,6 +75,7 @@ struct Answers {
   uint32_t repeated = 0;  // segments sent again and probes. Rises while nothing is answered, and may fall with an answer
 };
 Answers answers(int fd) noexcept;
+int64_t since_data_ns(int fd) noexcept;  // came on a TCP connection, read or not; INT64_MAX: not known
 // Whether the interface that has the socket's own address can carry nothing: it is down, or its cable is out. Asks the kernel for all
 // interfaces, so this is for a doubt and not for every look.
 bool interface_down(int fd) noexcept;

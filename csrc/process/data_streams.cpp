@@ -78,7 +78,7 @@ void DataStreams::came(bootstrap::Peer &peer, uint32_t stream, uint32_t generati
   {
     const Lock lock(mutex_);
     const auto at = std::find_if(links_.begin(), links_.end(), [&](const auto &w) { return w->peer == &peer; });
-    if (at == links_.end() || stream >= (*at)->link->streams()) return;
+    if (at == links_.end() || stream >= (*at)->link->news().streams()) return;
     (*at)->link->news().offer({stream, generation, std::move(socket)});
   }
   bell_.ring();

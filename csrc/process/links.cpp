@@ -168,7 +168,7 @@ link::Link *Links::link_to(bootstrap::Peer *peer, Carrier carrier) {
     const int64_t long_way_ns = round_trip_ns >= bootstrap::kLongWayNs ? round_trip_ns : 0;
     auto tcp = std::make_unique<link::TcpLink>(std::move(peer->data), peer->endpoint.delay_us * int64_t{1000}, long_way_ns);
     data_streams_.add(*peer, *tcp);
-    if (tcp->streams() > 1) need_driving_.store(true, std::memory_order_release);
+    if (tcp->news().streams() > 1) need_driving_.store(true, std::memory_order_release);
     slot->link = std::move(tcp);
     slot->sockets = true;
     has_sockets_.store(true, std::memory_order_release);

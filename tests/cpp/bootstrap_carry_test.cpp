@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "bootstrap/mesh_state.hpp"
 #include "bootstrap_support.hpp"
 #include "net/socket.hpp"
 
@@ -72,6 +73,18 @@ void expect_counted(const Node &node, size_t count) {
   const auto messages = node.events.messages();
   ASSERT_EQ(messages.size(), count);
   for (size_t i = 0; i < count; ++i) EXPECT_EQ(messages[i].body, std::to_string(i));
+}
+
+TEST(Mesh, OneProbeThatWaitsForItsAnswerIsNoSilenceAndTwoAre) {
+  net::Answers a;
+  a.quiet_ns = 10'000'000'000;
+  EXPECT_FALSE(is_silent(a)) << "nothing is under way";
+  a.unanswered = a.again = 1;
+  EXPECT_TRUE(is_silent(a)) << "a segment was sent again";
+  a.probed = true;
+  EXPECT_FALSE(is_silent(a));
+  a.again = 2;
+  EXPECT_TRUE(is_silent(a));
 }
 
 TEST(Mesh, AControlConnectionThatFallsSilentGoesOnOverAnotherWayAndEachMessageComesOnceInOrder) {

@@ -17,7 +17,7 @@ import pytest
 
 import isthmus
 from jobs import DEADLINE, Me, Zygote, job, results
-from patience import SOON
+from patience import SOON, patient
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 from devices import DeviceArray, run_fleet
@@ -274,8 +274,8 @@ def test_a_split_behind_another_threads_split_ends_at_its_deadline_and_by_ctrl_c
         comm.set_timeout(0.3)
         late = me.caught(lambda: comm.split(0))
         comm.set_timeout(10 * SOON)
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        stopped = me.caught(lambda: comm.split(0))
+        interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        stopped = me.caught(lambda: (interrupt.start(), comm.split(0)))  # wherever in it the signal comes
         comm.abort()
         thread.join()
         return late, stopped, first[0]
@@ -288,3 +288,35 @@ def test_a_split_behind_another_threads_split_ends_at_its_deadline_and_by_ctrl_c
         assert first["kind"] == "AbortedError", first
         ranks[1].tell("end")
         ranks[1].result()
+
+
+def test_the_wait_for_another_threads_split_takes_nothing_from_the_deadline_of_what_comes_behind_it(zygote: Zygote) -> None:
+    limit = patient(5)
+
+    def body(me: Me) -> Any:
+        comm = me.init(timeout=limit)
+        x = np.zeros(1, np.float32)
+        comm.all_reduce(x)
+        if me.rank == 1:  # one split is 0.6 of the limit late, the other, behind it, 1.2
+            for _ in range(2):
+                time.sleep(0.6 * limit)
+                comm.split(0).destroy()
+            return []
+        said: list[str] = []
+
+        def part() -> None:
+            try:
+                comm.split(0).destroy()
+            except isthmus.Error as error:
+                said.append(str(error))
+
+        threads = [threading.Thread(target=part) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return said
+
+    with job(zygote, 2, body) as ranks:
+        for rank in ranks:
+            assert rank.result() == []

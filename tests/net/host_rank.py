@@ -147,6 +147,22 @@ def of_containers(comm: isthmus.Comm) -> None:
     print(json.dumps(found), flush=True)
 
 
+def of_last_messages(comm: isthmus.Comm, count: int, length: int) -> None:
+    """Rank 0 gives messages to its kernel and leaves; rank 1 has receives for all of them."""
+    sys.stdin.readline()
+    data = [np.full(length, n if comm.rank == 0 else 255, np.uint8) for n in range(count)]
+    if comm.rank == 0:
+        for work in [comm.send(x, 1, async_op=True) for x in data]:
+            work.wait()
+        comm.destroy()
+        print(json.dumps("left"), flush=True)
+        sys.stdin.readline()
+        return
+    for work in [comm.recv(x, 0, async_op=True) for x in data]:
+        work.wait()
+    print(json.dumps([int(x[-1]) for x in data]), flush=True)
+
+
 def main() -> None:
     if sys.argv[1] == "by-id":
         return meet_by_id()
@@ -169,6 +185,8 @@ def main() -> None:
         of_containers(comm)
     comm.barrier()
     print(json.dumps("ready"), flush=True)
+    if sys.argv[1] == "last-messages":
+        return of_last_messages(comm, *map(int, sys.argv[2:]))
     x = np.ones(int(sys.argv[2]) if len(sys.argv) > 2 else 1000)
     if sys.argv[1] == "until-deadline":
         comm.set_timeout(float(sys.stdin.readline()))  # said when the test has done what it is about

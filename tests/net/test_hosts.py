@@ -100,32 +100,49 @@ def test_a_host_that_vanishes_is_lost_long_before_the_deadline(hosts: Hosts, fam
         end(ranks)
 
 
-def test_a_process_that_is_stopped_on_another_host_is_late_and_not_lost(hosts: Hosts) -> None:
+# What a process does not read fills its window, and a window that stays full ends a connection: so heartbeats to it stop.
+# Then the kernel's probes tell whether its host is there, one a second, and one or two may be lost.
+@pytest.mark.parametrize(
+    ("seconds", "window", "outage"),
+    [(3, None, None), (12, 16 << 10, None), (10, None, (3, 2.5))],
+    ids=["past the limit of a host that vanishes", "past a full window", "while no packet passes for a while"],
+)
+def test_a_process_that_is_stopped_on_another_host_is_late_and_not_lost(
+    hosts: Hosts, seconds: int, window: int | None, outage: tuple[float, float] | None
+) -> None:
     """Its host acknowledges what it does not read, so only the operation's deadline ends the wait."""
+    if window:
+        hosts.set_receive_memory(1, window)
     ranks = hosts.start("IPv4", "until-deadline", settings={"ISTHMUS_HEARTBEAT_MS": "10", **PATIENT})
     try:
         for rank in ranks:
             assert line(rank) == "ready"
         ranks[1].send_signal(signal.SIGSTOP)
         assert ranks[0].stdin is not None
-        print(3, file=ranks[0].stdin, flush=True)  # seconds; a host that vanishes is lost after one
+        print(seconds, file=ranks[0].stdin, flush=True)  # a host that vanishes is lost after one
+        if outage:
+            time.sleep(outage[0])  # the heartbeats have stopped
+            hosts.silence("cable")
+            time.sleep(outage[1])
+            hosts.restore("cable")
         said = line(ranks[0])
         assert said["kind"] == "TimeoutError" and "rank 1" in said["text"] and "does not answer" in said["text"], said
     finally:
         end(ranks)
 
 
-def test_a_process_that_is_stopped_for_long_is_late_and_not_lost_either(hosts: Hosts) -> None:
-    """What it does not read fills its window, and a window that stays full ends a connection."""
-    hosts.set_receive_memory(1, 16 << 10)
-    ranks = hosts.start("IPv4", "until-deadline", settings={"ISTHMUS_HEARTBEAT_MS": "10", **PATIENT})
+def test_messages_that_a_slow_network_still_carries_come_though_their_sender_has_left(hosts: Hosts) -> None:
+    """The word that it leaves goes by another connection, and comes seconds before the last of them."""
+    count = 14
+    ranks = hosts.start("IPv4", "last-messages", str(count), str(30_000), settings=PATIENT)
     try:
         for rank in ranks:
             assert line(rank) == "ready"
-        ranks[1].send_signal(signal.SIGSTOP)
-        assert ranks[0].stdin is not None
-        print(12, file=ranks[0].stdin, flush=True)  # seconds, of 24 KB of heartbeats
-        said = line(ranks[0])
-        assert said["kind"] == "TimeoutError" and "rank 1" in said["text"] and "does not answer" in said["text"], said
+        hosts.shape("cable", 0.05, at_once=8 << 10, queue=24 << 10)
+        for rank in ranks:
+            assert rank.stdin is not None
+            print("go", file=rank.stdin, flush=True)
+        assert line(ranks[1]) == list(range(count))
+        assert line(ranks[0]) == "left"
     finally:
         end(ranks)

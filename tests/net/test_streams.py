@@ -215,7 +215,8 @@ def test_a_process_that_is_killed_is_lost_at_once_whatever_streams_it_had(hosts:
         os.kill(ranks[1].pid, signal.SIGKILL)  # `ip netns exec` becomes the program
         _, log = ranks[0].communicate(timeout=2 * SOON)
         assert ranks[0].returncode == 1 and "PeerLostError" in log and "closed its control connection" in log, log
-        assert "data stream" not in log, log
+        # Of no stream, but one that a busy machine has taken for silent before, for a moment.
+        assert log.count("was lost (") == log.count("is back"), log
     finally:
         end(ranks)
 
