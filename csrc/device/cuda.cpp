@@ -67,8 +67,7 @@ class CudaCalls {
   static constexpr Ends kEnds{"cuStreamDestroy", "cuEventDestroy", "cuMemFree", "cuMemHostUnregister"};
   using Handle = cuda_abi::Handle;
 
-  CudaCalls(int version, std::vector<Device> numbers)
-      : version_(version), state_(std::make_unique<State>(std::move(numbers))) {}
+  CudaCalls(int version, const std::vector<Device> &numbers) : version_(version), state_(std::make_unique<State>(numbers)) {}
 
   int devices() const { return static_cast<int>(state_->devices.size()); }
   std::string version() const { return version_text(version_); }
@@ -313,7 +312,7 @@ CudaCalls open() {
     fail(Code::Unsupported, "NVIDIA's driver library (libcuda.so.1) is for CUDA {}: {}", version_text(version), needed());
   std::vector<Device> numbers(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) ISTHMUS_CUDA(cuDeviceGet, &numbers[static_cast<size_t>(i)], i);
-  return {version, std::move(numbers)};
+  return {version, numbers};
 }
 
 }  // namespace

@@ -58,9 +58,7 @@ std::string dump_json(comm::Communicator &comm) {
     }
     entries.push_back(std::move(e));
   };
-  for (const auto &r : local.context().recorder().read())
-    if (r.communicator == local.id().serial) add(r);
-  for (const auto &r : local.in_flight()) add(r);
+  for (const auto &r : local.records()) add(r);
   out["entries"] = std::move(entries);
   return out.dump(1);
 }

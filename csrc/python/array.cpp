@@ -270,7 +270,9 @@ bool Array::read_cuda(PyObject *source, PythonCall &operation, const char *argum
     const unsigned long long extent = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(shape, i));
     const long long stride = strides ? PyLong_AsLongLong(PyTuple_GET_ITEM(strides, i)) : 0;
     if (PyErr_Occurred()) return false;
-    if (strides && extent != 1 && stride != static_cast<long long>(count * isthmus_dtype_size(dtype))) contiguous = false;
+    if (strides && extent != 1 &&
+        stride != static_cast<long long>(count) * static_cast<long long>(isthmus_dtype_size(dtype)))
+      contiguous = false;
     count *= extent;
   }
   if (!contiguous && count > 0) return refuse_layout(source, call, argument, "a contiguous copy of it");

@@ -1,6 +1,10 @@
 #include "rank/rank.hpp"
 
+#include <chrono>
 #include <new>
+#include <set>
+#include <thread>
+#include <tuple>
 
 #include "base/clock.hpp"
 #include "engine/completions.hpp"
@@ -131,22 +135,35 @@ void Rank::release(Operation &op, Code result) noexcept {
   else collectives_.release(op, result);
 }
 
-std::vector<Record> Rank::in_flight() noexcept {
-  std::vector<Record> out;
+// An operation that ends is in no list for a moment before it is in the recorder, and that is done with the right to execute. So no operation is
+// missed by who has it. A thread that is stuck with it ends no operation.
+std::vector<Record> Rank::records() {
+  const Deadline patience(0.05);
+  bool mine = core_.exec.try_take();
+  for (; !mine && !patience.passed(); mine = core_.exec.try_take())
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  std::vector<Record> flying;
   const auto add = [&](const Operation &o) {
-    out.push_back({core_.id.serial, o.sequence, o.time.submitted_ns, 0, o.call.bytes, o.call.root,
-                   static_cast<uint8_t>(o.call.collective), static_cast<uint8_t>(o.call.dtype),
-                   static_cast<uint8_t>(o.call.op), static_cast<uint8_t>(Code::InProgress)});
+    flying.push_back({core_.id.serial, o.sequence, o.time.submitted_ns, 0, o.call.bytes, o.call.root,
+                      static_cast<uint8_t>(o.call.collective), static_cast<uint8_t>(o.call.dtype),
+                      static_cast<uint8_t>(o.call.op), static_cast<uint8_t>(Code::InProgress)});
   };
   collectives_.queue().each([&](const Operation &o) {
     add(o);
-    return out.size() < 4096;
+    return flying.size() < 4096;
   });
   messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
     add(o);
-    return out.size() < 8192;
+    return flying.size() < 8192;
   });
-  return out;
+  if (mine) core_.exec.give();
+  std::vector<Record> all = core_.context->recorder().read();
+  std::erase_if(all, [&](const Record &r) { return r.communicator != core_.id.serial; });
+  std::set<std::tuple<uint64_t, int64_t, uint8_t>> ended;  // some of those in flight have ended meanwhile
+  for (const Record &r : all) ended.emplace(r.sequence, r.submitted_ns, r.collective);
+  for (const Record &r : flying)
+    if (!ended.contains({r.sequence, r.submitted_ns, r.collective})) all.push_back(r);
+  return all;
 }
 
 }  // namespace isthmus::rank

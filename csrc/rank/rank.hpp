@@ -97,7 +97,7 @@ class Rank final : public std::enable_shared_from_this<Rank>, private OperationS
 
   void abort(std::string text) noexcept;  // by the program
   void leave(int64_t until_ns) noexcept;  // see Departure. Idempotent
-  std::vector<Record> in_flight() noexcept;
+  std::vector<Record> records();  // what the flight recorder has of this rank's operations, and those in flight behind it
 
  private:
   struct Parts;

@@ -65,7 +65,7 @@ std::string listed(const std::vector<int> &ranks) {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Store> without_device_prefix(c10::intrusive_ptr<c10d::Store> store) {
+c10::intrusive_ptr<c10d::Store> without_device_prefix(const c10::intrusive_ptr<c10d::Store> &store) {
   auto *prefixed = dynamic_cast<c10d::PrefixStore *>(store.get());
   return prefixed && names_device(Prefix::of(*prefixed)) ? prefixed->getUnderlyingStore() : store;
 }

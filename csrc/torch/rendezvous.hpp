@@ -26,7 +26,7 @@ namespace isthmus::torch_face {
 
 // `store` without the layer of keys that torch names after a device. So ranks with different devices meet under the same
 // keys.
-c10::intrusive_ptr<c10d::Store> without_device_prefix(c10::intrusive_ptr<c10d::Store> store);
+c10::intrusive_ptr<c10d::Store> without_device_prefix(const c10::intrusive_ptr<c10d::Store> &store);
 
 // The same keys by a connection of Isthmus' own. So a thread of the program that waits in its store holds up nobody who
 // meets. There is one connection to each store and process, however many groups are made, because a connection costs a name

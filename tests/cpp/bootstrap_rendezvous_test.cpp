@@ -203,7 +203,7 @@ TEST(TcpExchange, WorldSizesThatDifferAreNamedOnAll) {
   const std::string address = free_address();
   auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 3); });
   auto one = std::async(std::launch::async, [&] { return run_rank(address, 1, 3); });
-  auto two = std::async(std::launch::async, [&] { return run_rank(address, 2, 5, soon(), kKey, 0.3); });
+  auto two = std::async(std::launch::async, [&] { return run_rank(address, 2, 5, soon(), kKey, patient(0.3)); });
   for (auto *f : {&zero, &one, &two}) {
     const Outcome o = f->get();
     EXPECT_EQ(o.status.code, Code::Mismatch) << o.status.text;
@@ -218,7 +218,7 @@ TEST(TcpExchange, ProtocolVersionsThatDifferAreNamedOnAll) {
   const std::string address = free_address();
   auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 3); });
   auto one = std::async(std::launch::async, [&] { return run_rank(address, 1, 3); });
-  sleep_seconds(0.3);  // for the others to come: who comes long after a failure hears of it no more
+  sleep_seconds(patient(0.3));  // for the others to come: who comes long after a failure hears of it no more
   const RawClient two(address, 2, 3, 77, random_bytes16());
   EXPECT_EQ(two.status.code, Code::Mismatch);
   EXPECT_TRUE(contains(two.status.text, kOurVersion) && contains(two.status.text, "version 77")) << two.status.text;
@@ -286,7 +286,7 @@ TEST(TcpExchange, AMemberThatLeavesIsNamedOnAllOthers) {
     append_join(message, {4711, "somewhere"});
     append_contribution(message, 0, {});
     one.say(message);
-    sleep_seconds(0.5);  // for rank 2 to come: who comes long after a failure hears of it no more
+    sleep_seconds(patient(0.5));  // for rank 2 to come: who comes long after a failure hears of it no more
   }
   for (auto *f : {&zero, &two}) {
     const Outcome o = f->get();

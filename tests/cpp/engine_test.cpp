@@ -1,4 +1,5 @@
 // Every collective, many at once, and every way to end, with ranks as threads through the C interface.
+#include "asleep.hpp"
 #include "engine_support.hpp"
 
 #include <atomic>
@@ -305,6 +306,7 @@ TEST_P(Shapes, WhoGivesUpAnExchangeMayComeAgain) {
   const int world = GetParam().world;
   if (world < 3) return;
   std::atomic<bool> gave_up{false};
+  std::atomic<pid_t> zero{0};
   on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
     const int first[] = {0, 1, 2};
     const int64_t mine = value(rank, 7);
@@ -313,7 +315,10 @@ TEST_P(Shapes, WhoGivesUpAnExchangeMayComeAgain) {
       ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
       return;
     }
+    if (rank == 0) zero = isthmus_test::this_thread();
     if (rank == 1) {
+      while (zero == 0) std::this_thread::yield();
+      EXPECT_TRUE(isthmus_test::falls_asleep(zero)) << "in its exchange";
       EXPECT_EQ(isthmus_comm_exchange(comm, first, 3, &mine, said, sizeof mine, isthmus_test::patient(0.5)),
                 ISTHMUS_ERR_TIMEOUT);
       EXPECT_TRUE(std::strstr(isthmus_last_error(), "rank 2")) << "as rank 0 says: " << isthmus_last_error();

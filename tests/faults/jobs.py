@@ -112,6 +112,14 @@ class Rank:
             self.status = self.zygote.wait(self.pid)
         return self.status
 
+    def tell_rest(self) -> None:
+        """Prints what the rank has said that no test has read, and how its process ended, for the output of a failure."""
+        with suppress(EOFError, ConnectionError):
+            while self.channel.poll():
+                print(f"rank {self.rank} said", *cloudpickle.loads(self.channel.recv_bytes()))
+        if self.status is None and mpc.wait([self.pidfd], 0):
+            print(f"rank {self.rank} (pid {self.pid}) ended with status {self.wait()}")
+
     def close(self) -> None:
         if self.status is None:
             with suppress(ProcessLookupError):
@@ -180,6 +188,10 @@ def job(
             }
             ranks[rank].channel.send_bytes(cloudpickle.dumps((body, Me(rank, world, given))))
         yield ranks
+    except BaseException:
+        for one in ranks:
+            one.tell_rest()
+        raise
     finally:
         for one in ranks:
             one.close()

@@ -327,6 +327,7 @@ def test_newcomers_come_into_holes_and_behind_the_last_slot(zygote: Zygote, shap
         first, second = shared_ticket(me, comm, 0), shared_ticket(me, comm, 0)
         me.send("ready")
         me.caught(lambda: forever(comm))
+        me.hear()  # both have ended: else who is to end next may go on with the others for a moment
         comm.reconfigure(dense=False)
         lived = me.caught(lambda: comm.reconfigure(ticket=first, slots=[2], dense=False))["text"]
         comm.reconfigure(ticket=first, slots=[3], dense=False)
@@ -360,6 +361,10 @@ def test_newcomers_come_into_holes_and_behind_the_last_slot(zygote: Zygote, shap
         all_say(ranks, "ready")
         for victim in (1, 3):
             ranks[victim].signal(signal.SIGKILL)
+        for victim in (1, 3):
+            ranks[victim].wait()
+        for rank in (ranks[0], ranks[2]):
+            rank.tell("go on")
         into_a_hole.tell(tickets[0])
         into_a_hole.tell(tickets[1])
         for new in (one, other):

@@ -15,7 +15,7 @@ import pytest
 
 import isthmus
 from isthmus import launch
-from jobs import ONECCL, Me, Zygote, all_say, job
+from jobs import ONECCL, Me, Zygote, all_say, job, until_failed
 from patience import SOON, patient
 
 pytestmark = pytest.mark.usefixtures("oneccl")
@@ -90,11 +90,15 @@ def test_a_rank_that_does_not_call_is_named_at_the_deadline(
     """
 
     def body(me: Me) -> Any:
-        comm = me.init()
+        settings = {"HEARTBEAT_MS": "5000"}  # who is late with an answer has a second for it
+        if me.options["island"].isupper():
+            settings |= {"CCL": "oneccl", "CCL_LIBRARY": str(ONECCL)}
+        comm = me.init(settings=settings)
         x = np.ones(count, np.float32)
         comm.all_reduce(x)
         me.hear()
         if me.rank == late:
+            until_failed(comm)  # before that it may make the sum of what the others left in shared memory
             return me.caught(lambda: comm.all_reduce(x))
         work = comm.all_reduce(x, timeout=SHORT if me.rank == first else None, async_op=True)
         me.send("called")
@@ -188,6 +192,7 @@ def test_abort_ends_what_waits_and_leaves_a_communicator_without_the_library_alo
             report = me.caught(work.wait)
         else:
             me.hear()
+            until_failed(comm)  # a call before that is heard has all it needs: rank 0's library still waits for it
             report = me.caught(lambda: comm.all_reduce(x))
         total = float(plain.all_reduce(np.ones(1000, np.float32))[0])
         comm.destroy()

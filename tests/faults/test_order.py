@@ -16,6 +16,7 @@ from jobs import Me, Zygote, all_say, job, results, until_failed
 from patience import SOON, patient
 
 SHORT = 0.3  # the deadline of one operation, to which all others have come before it begins
+RARELY = {"HEARTBEAT_MS": 5000}  # who is late with an answer has a second for it, and is not taken for silent before
 
 
 def test_a_rank_that_does_not_call_is_named_with_its_last_call(zygote: Zygote, shape: str) -> None:
@@ -26,6 +27,7 @@ def test_a_rank_that_does_not_call_is_named_with_its_last_call(zygote: Zygote, s
         me.send("ready")
         me.hear()
         if me.rank == 2:
+            until_failed(comm)  # before that it may make the sum of what the others left in shared memory
             return me.caught(lambda: comm.all_reduce(np.ones(4)))
         if me.rank == 3:
             return me.caught(lambda: comm.all_reduce(np.ones(4), timeout=SHORT))
@@ -33,7 +35,7 @@ def test_a_rank_that_does_not_call_is_named_with_its_last_call(zygote: Zygote, s
         me.send("called")
         return me.caught(work.wait)
 
-    with job(zygote, 4, body, shape) as ranks:
+    with job(zygote, 4, body, shape, settings=RARELY) as ranks:
         all_say(ranks, "ready")
         for rank in ranks[:2]:
             rank.tell("go")
@@ -61,7 +63,7 @@ def test_the_deadline_of_a_collective_behind_another_one_is_kept(zygote: Zygote,
         behind = me.caught(lambda: comm.barrier(timeout=SHORT))
         return behind, me.caught(work.wait)
 
-    with job(zygote, 2, body, shape) as ranks:
+    with job(zygote, 2, body, shape, settings=RARELY) as ranks:
         all_say(ranks, "ready")
         ranks[0].tell("go")
         behind, first = ranks[0].result()
@@ -109,7 +111,7 @@ def test_two_communicators_in_different_order(zygote: Zygote, shape: str) -> Non
         comm.barrier()  # the third communicator is unharmed
         return failure
 
-    with job(zygote, 2, body, shape) as ranks:
+    with job(zygote, 2, body, shape, settings=RARELY) as ranks:
         ranks[1].expect("called")
         ranks[0].tell("go")
         first, second = results(ranks)

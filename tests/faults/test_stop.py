@@ -15,6 +15,7 @@ from patience import patient
 
 DEADLINE = patient(4)  # where every operation has it, also those before the stop
 SHORT = 0.3  # of one operation, to which all others have come before it begins
+RARELY = {"HEARTBEAT_MS": 5000}  # who is late with an answer has a second for it, and is not taken for silent before
 
 
 def blamed(text: str) -> int:
@@ -65,7 +66,7 @@ def test_a_chain_of_receives_names_its_end(zygote: Zygote, shape: str) -> None:
         me.send("called")
         return me.caught(work.wait)
 
-    with job(zygote, 4, body, shape) as ranks:
+    with job(zygote, 4, body, shape, settings=RARELY) as ranks:
         all_say(ranks, "ready")
         ranks[3].signal(signal.SIGSTOP)
         for rank in ranks[2::-1]:
@@ -93,7 +94,7 @@ def test_a_rank_that_is_late_with_its_answer_is_not_blamed(zygote: Zygote, shape
         return me.caught(lambda: comm.recv(x, 1, timeout=SHORT))
 
     for _ in range(5):
-        with job(zygote, 3, body, shape, settings={"HEARTBEAT_MS": 5000}) as ranks:
+        with job(zygote, 3, body, shape, settings=RARELY) as ranks:
             all_say(ranks, "ready")
             ranks[1].signal(signal.SIGSTOP)
             ranks[0].tell("go")
@@ -122,7 +123,7 @@ def test_a_rank_that_waits_for_the_stopped_one_elsewhere_is_not_blamed(zygote: Z
             return me.caught(work.wait)
         return me.caught(lambda: comm.barrier(timeout=SHORT))
 
-    with job(zygote, 3, body, shape) as ranks:
+    with job(zygote, 3, body, shape, settings=RARELY) as ranks:
         all_say(ranks, "ready")
         ranks[2].signal(signal.SIGSTOP)
         ranks[1].tell("go")

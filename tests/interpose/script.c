@@ -23,7 +23,7 @@
  *   split COLOR KEY                                        makes one more (or none: the number is used up all the same)
  *   shrink N FLAGS                                         makes one more, of all ranks but that one; -1: of all
  *   revoke FLAGS
- *   revoke_later MILLISECONDS                              as abort_later
+ *   revoke_upon NAME                                       as abort_upon
  *   grow_id                                                gets an id from the communicator and gives it to all
  *   grow RANKS GIVES [BLOCKING]                            makes one more, with further ranks; GIVES 1: gives the id, 0: another one does
  *   come RANK RANKS [BLOCKING]                             comes to such a one, with the id
@@ -55,6 +55,7 @@
  *   poll CODE                                              asks for the communicator's state until it is not CODE, and prints it
  *   finalize, destroy, abort
  *   abort_later MILLISECONDS                               aborts the communicator after so long, on another thread, and goes on
+ *   abort_upon NAME                                        the same when that file is there
  *   abort_in STATE                                         aborts the communicator when it is in that state, on another thread, and goes on
  *   suspend, register                                      calls a function that is the vendor's alone; a handle that it gave is given back
  *   stray                                                  gives the handle to functions of the library that $CAREFUL names (careful.c)
@@ -166,7 +167,7 @@ static double patient(double of_idle) {
 }
 
 static const char *file(const char *name) {
-  static char path[4096];
+  static __thread char path[4096];
   snprintf(path, sizeof path, "%s/%s", folder, name);
   return path;
 }
@@ -382,13 +383,15 @@ static void exchange(int type, size_t count, int number, int matrix) {
 
 static comm_handle to_abort;
 static int abort_milliseconds, abort_state;
+static char abort_file[64];
 static void *aborts(void *nothing) {
-  usleep(1000u * (unsigned)abort_milliseconds);
+  if (*abort_file) expect(abort_file);
+  else usleep(1000u * (unsigned)abort_milliseconds);
   ncclCommAbort(to_abort);
   return nothing;
 }
 static void *revokes(void *nothing) {
-  usleep(1000u * (unsigned)abort_milliseconds);
+  expect(abort_file);
   FOUND(ncclCommRevoke)(to_abort, 0);
   return nothing;
 }
@@ -410,10 +413,6 @@ static void abort_on_a_thread(void *(*run)(void *)) {
 static void abort_later(int milliseconds) {
   abort_milliseconds = milliseconds;
   abort_on_a_thread(aborts);
-}
-static void revoke_later(int milliseconds) {
-  abort_milliseconds = milliseconds;
-  abort_on_a_thread(revokes);
 }
 static void abort_in(int state) {
   abort_state = state;
@@ -620,7 +619,8 @@ static void obey(char *line) {
   else if (!strcmp(call, "recall")) comms[now] = kept;
   else if (!strcmp(call, "abort_later")) abort_later(a);
   else if (!strcmp(call, "abort_in")) abort_in(a);
-  else if (!strcmp(call, "revoke_later")) revoke_later(a);
+  else if (!strcmp(call, "abort_upon") && sscanf(line, "%*s %63s", abort_file) == 1) abort_on_a_thread(aborts);
+  else if (!strcmp(call, "revoke_upon") && sscanf(line, "%*s %63s", abort_file) == 1) abort_on_a_thread(revokes);
   else if (!strcmp(call, "resolved")) resolved();
   else if (!strcmp(call, "gone")) init_gone(a, b);
   else if (!strcmp(call, "wrong")) wrong(a);

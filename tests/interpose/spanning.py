@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -160,6 +161,25 @@ def eventually(what: Callable[[], object], why: str) -> None:
     while not what():
         assert time.monotonic() < until, why
         time.sleep(0.01)
+
+
+def inside_a_call(rank: subprocess.Popen[bytes], record: Path) -> Callable[[], bool]:
+    """Whether an operation of that rank is running. ISTHMUS_DUMP has it write its flight record there."""
+
+    def look() -> bool:
+        rank.send_signal(signal.SIGUSR1)  # has it written anew
+        return record.exists() and '"running"' in record.read_text()
+
+    return look
+
+
+def asleep(rank: subprocess.Popen[bytes]) -> bool:
+    """Whether its first thread sleeps at ten looks in a row. Who waits for a processor does not sleep."""
+    for _ in range(10):
+        if Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def says(folder: Path, number: int, text: str) -> Callable[[], bool]:

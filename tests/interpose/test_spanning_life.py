@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from doors import DOORS, HERE, compile_c, preloaded
-from spanning import WITHOUT_GATES, check, fleet, given, run, summed, sums
+from spanning import WITHOUT_GATES, check, eventually, fleet, given, inside_a_call, run, summed, sums
 
 
 def test_a_killed_rank_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
@@ -34,13 +35,22 @@ def test_a_killed_rank_is_seen_by_the_others(scripted: dict[str, Path], tmp_path
 def test_a_call_that_waits_says_that_the_exchange_failed(
     vendors: str, ending: str, together: bool, scripted: dict[str, Path], tmp_path: Path
 ) -> None:
-    """No stream of rank 0's waits for the host, so the call returns when the exchange is over. Rank 1 never comes to it."""
+    """No stream of rank 0's waits for the host, so the call returns when the exchange is over. Rank 1 never comes to it.
+    It ends when rank 0's flight record says that the call is running.
+    """
     ranks = fleet(vendors)
-    ranks[0].environment |= WITHOUT_GATES
+    record = tmp_path / "record"
+    ranks[0].environment |= WITHOUT_GATES | {"ISTHMUS_DUMP": str(record)}
     ranks[0].say("id", "init", "touch ready", *(["group"] if together else []), "bare all_reduce 0")
     ranks[0].say(*(["end"] if together else []), "poll 0", "destroy")
-    ranks[1].say("init", "expect ready", "sleep 1000", ending)
-    run(ranks, scripted, tmp_path)
+    ranks[1].say("init", "expect running", ending)
+
+    def let_go(job: list[subprocess.Popen[bytes]]) -> None:
+        eventually((tmp_path / "ready").exists, "rank 0 has no communicator")
+        eventually(inside_a_call(job[0], record), "rank 0 does not come to the exchange")
+        (tmp_path / "running").touch()
+
+    run(ranks, scripted, tmp_path, meanwhile=let_go)
     assert ranks[0].code == 0, ranks[0].printed + ranks[0].logged
     told = ranks[0].printed.splitlines()
     code = 21 if vendors[0] == "h" else 6

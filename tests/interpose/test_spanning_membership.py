@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from patience import patient
-from spanning import FLOATS, HANDED, SPANS, WITHOUT_GATES, Rank, at_once, check, fleet, given, run, summed
+from spanning import (
+    FLOATS,
+    HANDED,
+    SPANS,
+    WITHOUT_GATES,
+    Rank,
+    asleep,
+    at_once,
+    check,
+    eventually,
+    fleet,
+    given,
+    inside_a_call,
+    run,
+    summed,
+)
 
 SUM = ("all_reduce 7 0 5 0 0 0", "wait")
 
@@ -74,10 +90,18 @@ def test_a_revoked_communicator_is_in_progress_until_its_operations_have_ended(
 def test_a_revoke_by_another_thread_ends_a_call_that_waits(scripted: dict[str, Path], tmp_path: Path) -> None:
     """No stream of rank 0's waits for the host, so its call returns when the exchange is over. Rank 1 never comes."""
     ranks = fleet("na")
-    ranks[0].environment |= WITHOUT_GATES
-    ranks[0].say("id", "init", "revoke_later 200", "bare all_reduce 0", "poll 7", "touch done", "destroy")
+    record = tmp_path / "record"
+    ranks[0].environment |= WITHOUT_GATES | {"ISTHMUS_DUMP": str(record)}
+    ranks[0].say("id", "init", "touch ready", "revoke_upon inside", "bare all_reduce 0", "poll 7", "touch done")
+    ranks[0].say("destroy")
     ranks[1].say("init", "expect done", "poll 0", "abort")
-    run(ranks, scripted, tmp_path)
+
+    def let_go(job: list[subprocess.Popen[bytes]]) -> None:
+        eventually((tmp_path / "ready").exists, "rank 0 has no communicator")
+        eventually(inside_a_call(job[0], record), "rank 0 does not call")
+        (tmp_path / "inside").touch()
+
+    run(ranks, scripted, tmp_path, meanwhile=let_go)
     check(ranks)
     assert codes(ranks[0], "all_reduce") == [6] and states(ranks[0]) == ["0"], ranks[0].printed
     assert states(ranks[1]) == ["6"]
@@ -357,12 +381,18 @@ def test_a_rank_that_does_not_call_is_named_and_an_abort_ends_the_wait(
 ) -> None:
     """Rank 1 does not call, and the deadline passes; then rank 0 calls again, and a thread of it aborts the communicator."""
     ranks = fleet("nan")
-    ranks[0].say("id", "init", "use grown", "grow_id", call, "comm 0", "abort_later 200", call)
+    ranks[0].say("id", "init", "use grown", "grow_id", call, "comm 0", "abort_upon inside", "touch again", call)
     ranks[0].say("touch done")
     for rank in ranks[1:]:
         rank.say("init", "expect done", "abort")
     ranks[0].environment["ISTHMUS_TIMEOUT"] = str(patient(5))
-    run(ranks, scripted, tmp_path)
+
+    def let_go(job: list[subprocess.Popen[bytes]]) -> None:
+        eventually((tmp_path / "again").exists, "rank 0 does not call again")
+        eventually(lambda: asleep(job[0]), "rank 0 does not wait")
+        (tmp_path / "inside").touch()
+
+    run(ranks, scripted, tmp_path, meanwhile=let_go)
     check(ranks)
     assert codes(ranks[0], call.split()[0]) == [6, 6], ranks[0].printed
     assert "rank 1" in ranks[0].printed and "destroyed here meanwhile" in ranks[0].printed

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import isthmus
 from events import until
 from isthmus import launch
 from patience import SOON, patient
 
-# Rank 1 does not join, and waits for the end of its standard input; the others have an error at their deadline.
+# Rank 1 does not join until its file is there; the others have an error at the deadline of rank 0, which calls last.
 LATE = """
-import array, os, sys, isthmus
+import array, os, sys, threading, time, isthmus
 comm = isthmus.init()
 x = array.array("f", [1] * 4)
+inside = sys.argv[1] + ".inside"
+
+def tell():
+    while not any(entry["state"] == "running" for entry in comm.dump()["entries"]): time.sleep(0.001)
+    open(inside, "w").close()
+
 comm.barrier()
 if comm.rank == 1:
     while not os.path.exists(sys.argv[1]): isthmus.context_stats()
 else:
+    if comm.rank == 2:
+        threading.Thread(target=tell, daemon=True).start()
+    while comm.rank == 0 and not os.path.exists(inside): time.sleep(0.001)
     try:
-        comm.all_reduce(x, timeout=float(sys.argv[2]))
+        comm.all_reduce(x, timeout=float(sys.argv[2]) if comm.rank == 0 else None)
     except isthmus.Error as error:
         print(error, flush=True)
 comm.destroy()
@@ -49,14 +62,24 @@ comm.destroy()
 """
 
 TORCH = """
-import os, sys, time, torch, torch.distributed as dist
+import os, sys, threading, time, torch, torch.distributed as dist, isthmus.torch
 from datetime import timedelta
 dist.init_process_group("isthmus")
 dist.all_reduce(torch.ones(8))
+inside = sys.argv[1] + ".inside"
+
+def tell():
+    while not any(entry["state"] == "running" for entry in isthmus.torch.dump()["entries"]): time.sleep(0.001)
+    open(inside, "w").close()
+
 if dist.get_rank() == 1:
     while not os.path.exists(sys.argv[1]): time.sleep(0.01)
 else:
-    dist.group.WORLD.set_timeout(timedelta(seconds=float(sys.argv[2])))
+    if dist.get_rank() == 2:
+        threading.Thread(target=tell, daemon=True).start()
+    else:
+        while not os.path.exists(inside): time.sleep(0.001)
+        dist.group.WORLD.set_timeout(timedelta(seconds=float(sys.argv[2])))
     try:
         dist.all_reduce(torch.ones(8))
     except RuntimeError as error:
@@ -115,6 +138,30 @@ def finish(process: subprocess.Popen[str], folder: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 0, said
+
+
+def test_a_record_lacks_no_operation_that_ends_while_it_is_made(processes: Callable[..., list[Any]]) -> None:
+    def body(comm: isthmus.Comm) -> tuple[int, list[int]]:
+        x, over, missing = np.ones(4, np.float32), threading.Event(), []
+        looks = 0
+
+        def look() -> None:
+            nonlocal looks
+            while not over.is_set():
+                seen = [entry["sequence"] for entry in comm.dump()["entries"]]
+                missing.extend(b for a, b in itertools.pairwise(seen) if b != a + 1)
+                looks += 1
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        for _ in range(1000):
+            comm.all_reduce(x, "max")
+        over.set()
+        thread.join()
+        return looks, missing
+
+    for looks, missing in processes(3, body):
+        assert looks and not missing, (looks, missing)
 
 
 def test_the_signal_has_the_record_written_each_time_it_comes(tmp_path: Path) -> None:

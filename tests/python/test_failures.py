@@ -66,6 +66,11 @@ def test_who_is_told_of_a_deadline_reads_of_the_operation_once(processes: Run, t
         if comm.rank == 1:  # busy with something else
             until(lambda: all(path.exists() for path in told))
             return ""
+        called = Path(folder) / "called"
+        if comm.rank == 2:
+            once_inside(comm, called.touch)
+        else:  # a rank that had not called would be named, too
+            until(called.exists, "the call of rank 2")
         with pytest.raises(isthmus.TimeoutError) as caught:
             comm.all_reduce(np.ones(4), timeout=patient(0.5) if comm.rank == 0 else 2 * SOON)
         told[comm.rank // 2].touch()

@@ -249,7 +249,7 @@ def test_a_child_ends_well_whatever_it_has_used(use: str, end: str) -> None:
 PROCESSES = """
 import multiprocessing
 import numpy as np
-import isthmus
+import isthmus.launch
 
 def work(number, address):
     with isthmus.init(number, 3, address=address) as own:
@@ -257,9 +257,7 @@ def work(number, address):
 
 comm = isthmus.init(0, 1)
 comm.all_reduce(np.ones(4))
-import socket
-with socket.create_server(("127.0.0.1", 0)) as free:
-    address = "127.0.0.1:%d" % free.getsockname()[1]
+address = "127.0.0.1:%d" % isthmus.launch.free_port()
 {destroy}
 context = multiprocessing.get_context("fork")
 workers = [context.Process(target=work, args=(number, address)) for number in range(3)]

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 import isthmus.torch
 import torch_ranks
-from patience import SOON
+from patience import SOON, patient
 from torch_ranks import hear, heard, raises, tell
 
 TOGETHER = "torch"  # whose ranks are forked by one server
@@ -495,7 +495,7 @@ def test_ctrl_c_that_comes_with_the_end_of_an_operation_is_raised_and_the_operat
 
         signal.signal(signal.SIGINT, handler)
         opts = dist.AllreduceOptions()
-        opts.timeout = seconds(3 * SHORT)
+        opts.timeout = seconds(patient(3 * SHORT))  # in which it comes to its wait
         work = dist.group.WORLD.allreduce([torch.ones(3)], opts)
         threading.Thread(target=send, daemon=True).start()
         try:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -80,10 +81,10 @@ def test_an_abort_of_one_communicator_leaves_the_other_as_it_was() -> None:
         if comm.rank == 0:
             work = part.all_reduce(x, async_op=True)  # its data are on their way when it is given up
             part.abort("enough")
-            with pytest.raises(isthmus.Error):
+            with suppress(isthmus.Error):  # unless it has ended by then
                 work.wait()
-        else:
-            with pytest.raises(isthmus.Error):
+        with pytest.raises(isthmus.Error):
+            for _ in range(2):
                 part.all_reduce(x)
         x[:] = 7  # the caller's again
         return float(comm.all_reduce(np.full(1_000_000, comm.rank + 1.0, np.float32))[-1])
@@ -107,6 +108,7 @@ def test_transports_that_reach_nobody_are_an_error_that_names_the_variable() -> 
 
 WITHOUT = """
 import sys
+from contextlib import suppress
 import isthmus
 try:
     isthmus.init(0, 1, address="127.0.0.1:{port}", bridge="ucx", timeout=20)

@@ -52,7 +52,8 @@ typename Map::const_iterator containing(const Map &map, uintptr_t address) {
 void retire(MemoryBooks &b, const Block &block) ISTHMUS_REQUIRES(b.mutex) {
   const uintptr_t start = block.address & ~(kPage - 1);
   const size_t bytes = round_up(block.address + block.bytes) - start;
-  ::mmap(reinterpret_cast<void *>(start), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  constexpr int kOverThem = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  static_cast<void>(::mmap(reinterpret_cast<void *>(start), bytes, PROT_NONE, kOverThem, -1, 0));
   b.freed[start] = bytes;
   b.freed_in_order.push_back(start);
   if (b.freed_in_order.size() > kQuarantine) {
