@@ -113,6 +113,12 @@ class Hosts:
         for n in ends:
             ip("-n", self.names[n], "neighbour", verb, network.format(2 - n), *words, "dev", f"{cable}{n}")
 
+    def probes(self, host: int) -> bool:
+        """Whether that host's kernel probes the other host, for a TCP connection on which nothing is under way."""
+        words = ["ip", "netns", "exec", self.names[host], "ss", "-tnoH"]
+        said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=SOON).stdout
+        return "timer:(keepalive," in said
+
     def sent(self, cable: str) -> int:
         """Bytes that both ends of "cable" or "second" have sent."""
         total = 0

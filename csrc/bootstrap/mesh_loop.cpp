@@ -255,7 +255,7 @@ void Mesh::State::on_readable(Peer &peer) {
     if (n > 0) {
       p.reader.received(static_cast<size_t>(n));
       peer.last_heard_ns.store(now_ns(), std::memory_order_relaxed);
-      p.end_rest(heartbeat_ns);
+      p.end_rest(fd, heartbeat_ns);
     } else if (n == 0 || errno == ECONNRESET || errno == EPIPE) {
       // A socket tells an error once. A sender may have been told, and then reading finds an end and nothing else.
       const int sending = error_of_sending();
@@ -366,8 +366,8 @@ void Mesh::State::leave_out_the_silent() {
 
 // Heartbeats would fill the window of a process that is stopped, and TCP takes a host whose window stays closed for lost, as one that answers nothing.
 // So a peer that says nothing gets no more of them, and this host's kernel looks after the other one by probes, of which some may be lost. The peer
-// speaks first when it goes on. A process that is stopped itself is no reason to end a connection: so its kernel sends no probes, and heartbeats
-// that are under way tell of a host that has vanished.
+// speaks first when it goes on. Else no kernel sends probes, for the heartbeats tell of a host that has vanished, and a process that is stopped
+// itself is no reason to end a connection.
 void Mesh::State::beat(Peer &peer) {
   constexpr int kMostUnheard = 100;  // 2 KB
   Peer::State &p = *peer.state_;
@@ -391,11 +391,11 @@ void Peer::State::rest(int64_t heartbeat_ns) {
   net::begin_probes(control.get(), static_cast<int>(limit_ns / 10'000'000));
 }
 
-void Peer::State::end_rest(int64_t heartbeat_ns) {
+void Peer::State::end_rest(int fd, int64_t heartbeat_ns) noexcept {
   beats.unheard = 0;
   if (!std::exchange(beats.rest, false)) return;
-  net::end_probes(control.get());
-  limit_unanswered(control.get(), kHeldBeats * heartbeat_ns);
+  net::end_probes(fd);
+  limit_unanswered(fd, kHeldBeats * heartbeat_ns);
 }
 
 }  // namespace isthmus::bootstrap

@@ -68,7 +68,7 @@ struct Peer::State {
   bool drop_held(int epoll);                                // false: the control connection is not held
   bool held_too_long(int64_t heartbeat_ns) const;
   void rest(int64_t heartbeat_ns) ISTHMUS_REQUIRES(mutex);  // where the peer's host has all that was sent
-  void end_rest(int64_t heartbeat_ns);                      // the peer has been heard
+  void end_rest(int fd, int64_t heartbeat_ns) noexcept;     // the peer has been heard on its control connection, `fd`
 };
 
 inline constexpr int64_t kHeldBeats = 100;  // as many heartbeats as may be unacknowledged

@@ -1,11 +1,15 @@
 #include "ccl/hccl_thread.hpp"
 
+#include <atomic>
 #include <chrono>
+#include <exception>
+#include <memory>
 #include <utility>
 
 #include "base/log.hpp"
 #include "base/own_thread.hpp"
 #include "device/abandoned.hpp"
+#include "device/calling.hpp"
 #include "device/runtimes.hpp"
 
 namespace isthmus::ccl::hccl {
@@ -14,6 +18,50 @@ namespace {
 constexpr double kPatience = 10;
 constexpr int kLooks =
     1000;  // looks at least: a process that was held up has looked too seldom to say that the stream does not move
+
+constexpr int kStanding = 60;       // looks, 50 ms or more apart, at a call that stands: the end of an event may take 2 s
+constexpr double kNeverEnds = 1e6;  // seconds
+
+// A thread that asks whether a stream is idle.
+struct Question {
+  device::VendorCall call;        // of the thread
+  std::atomic<bool> over{false};  // nobody waits for the answer any more
+};
+
+class Calling {  // the calls of this thread are seen in the VendorCall
+ public:
+  explicit Calling(device::VendorCall &mine) noexcept : outer_(std::exchange(device::vendor_call_here, &mine)) {}
+  ~Calling() { device::vendor_call_here = outer_; }
+  Calling(const Calling &) = delete;
+  Calling &operator=(const Calling &) = delete;
+
+ private:
+  device::VendorCall *const outer_;
+};
+
+// Whether the stream comes to a mark behind all that it holds.
+Status ask_stream(Question &question, device::Runtime &runtime, const HcclRank &rank, double seconds) {
+  const Calling calling(question.call);
+  device::Stream &stream = *rank.stream;
+  std::unique_ptr<device::Event> behind;
+  // Two tries: the calls here may fail once, for what failed before them.
+  for (int tries = 0; tries < 2 && !question.over.load(); ++tries) {
+    try {
+      if (!behind) behind = runtime.make_event(stream.device());
+      behind->record(stream);
+      int looks = 0;
+      for (const Deadline deadline(seconds); !behind->reached(); std::this_thread::sleep_for(std::chrono::microseconds(100)))
+        if (question.over.load() || (++looks > kLooks && deadline.passed())) {
+          (void)behind.release();  // the stream still has the event
+          return {Code::Timeout, ""};
+        }
+      return {};
+    } catch (const Error &) {
+      if (behind && rank.broken() && !stream.status().ok()) return {};  // a device that has failed does no more
+    }
+  }
+  return {Code::Device, ""};
+}
 
 }  // namespace
 
@@ -38,23 +86,33 @@ bool HcclThread::ask(const Task &t, int64_t until_ns, const IslandJoin *join) {
 }
 
 bool HcclThread::idle(double seconds) const noexcept {
-  device::Stream &stream = *rank_->stream;
-  std::unique_ptr<device::Event> behind;
-  for (int tries = 0; tries < 2; ++tries) {  // the calls here may fail once, for what failed before them
-    try {
-      if (!behind) behind = device::open_runtime("acl").make_event(stream.device());
-      behind->record(stream);
-      int looks = 0;
-      for (const Deadline deadline(seconds); !behind->reached(); std::this_thread::sleep_for(std::chrono::microseconds(100)))
-        if (++looks > kLooks && deadline.passed()) {
-          (void)behind.release();  // the stream still has the event
-          return false;
-        }
-      return true;
-    } catch (const Error &) {
-      if (behind && rank_->broken() && !stream.status().ok()) return true;  // a device that has failed does no more
-    }
-  }
+  const int device = rank_->stream->device();
+  try {
+    device::Runtime &runtime = device::open_runtime("acl");
+    if (runtime.stuck(device)) return false;
+    const auto question = std::make_shared<Question>();
+    const Deadline deadline(seconds);
+    uint64_t seen = 0;
+    int standing = 0;
+    // The questions may also stand because this process was held up. So their number is looked at, and not the time alone.
+    const auto enough = [&] {
+      const uint64_t asked = question->call.number.load(std::memory_order_relaxed);
+      standing = asked == seen ? standing + 1 : 0;
+      seen = asked;
+      return runtime.stuck(device) != nullptr || (deadline.passed() && standing >= kStanding);
+    };
+    const auto answer = device::call_within(
+        kNeverEnds, [question, &runtime, rank = rank_, seconds] { return ask_stream(*question, runtime, *rank, seconds); },
+        [&runtime, device] { runtime.came_back(device); }, enough);
+    if (answer) return answer->ok();
+    question->over.store(true);
+    const char *const asked = question->call.call.load(std::memory_order_relaxed);
+    const char *const call = asked ? asked : "a question about a stream";
+    if (!runtime.stuck(device))
+      ISTHMUS_WARN("{} has not come back from acl:{} in {} s; its thread is left behind, and so is what hccl has there",
+                   call, device, seconds);
+    runtime.does_not_come_back(device, call);
+  } catch (const std::exception &) {}
   return false;
 }
 

@@ -39,7 +39,9 @@ class HcclThread {
   void leave(double patience) noexcept;
 
  private:
-  // Waits so long until all that the stream was given is done. Returns whether it is.
+  // Waits so long until all that the stream was given is done. Returns whether it is. The calls that ask may stand for as long as another
+  // thread has the driver locked. So they are made on a thread of their own. The thread is left behind where a call stands beyond that time, and
+  // the device then counts as stuck. Of a device that is stuck already nothing is asked.
   bool idle(double seconds) const noexcept;
   void abandon() noexcept;
 

@@ -3,12 +3,14 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <cstdlib>
 #include <map>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/fork.hpp"
 #include "base/lock.hpp"
+#include "base/log.hpp"
 #include "ccl/front_door.hpp"
 #include "ccl/nccl_communicator.hpp"
 #include "ccl/nccl_library.hpp"
@@ -27,6 +29,16 @@ std::string version_text(int code) { return formatted("{}.{}.{}", code / 10000, 
 std::string way_out(const NcclRow &row) {
   return formatted("{} {} or newer, say where it is (ISTHMUS_CCL_LIBRARY), or go on without it (ISTHMUS_CCL=none)",
                    row.install, version_text(row.least));
+}
+
+// NVIDIA's library takes this variable over what a communicator's configuration says, so the calls that we count on to return would wait.
+void warn_of_blocking(const char *family) {
+  const char *const value = std::getenv("NCCL_COMM_BLOCKING");
+  if (!value || std::strtoll(value, nullptr, 0) != 1) return;  // read as the library reads it
+  ISTHMUS_WARN(
+      "{}: NCCL_COMM_BLOCKING=1 in the environment makes the library's calls block: one that does not come back cannot be "
+      "aborted, and after an init that fails the device may count as hung until the process ends; unset it",
+      family);
 }
 
 class Nccl final : public Library {
@@ -73,6 +85,7 @@ class Nccl final : public Library {
     o_.f.GetLastError = reinterpret_cast<decltype(o_.f.GetLastError)>(find("GetLastError"));
     Dl_info info{};
     o_.path = ::dladdr(reinterpret_cast<void *>(o_.f.GetVersion), &info) && info.dli_fname ? info.dli_fname : name;
+    warn_of_blocking(row.family);
   }
 
   const char *family() const noexcept override { return o_.row->family; }

@@ -43,8 +43,9 @@ class NcclGroup {
     }
     return outcome(library, name, device::called(library.row->family, name, [&] { return made(h); }), h);
   }
-  // The name of the first call, and what the end of the group gives. Null: there was no call.
-  const char *end(const NcclLibrary &library, Result *result) noexcept {
+  // The name of the first call, and what the end of the group gives. Null: there was no call. The group is closed also where this throws:
+  // the thread was left behind in the library's call, which has come back too late.
+  const char *end(const NcclLibrary &library, Result *result) {
     wanted_ = false;
     const char *const first = std::exchange(first_, nullptr);
     if (first) *result = device::called(library.row->family, first, [&] { return library.f.GroupEnd(); });
@@ -141,7 +142,8 @@ class NcclCommunicator final : public IslandCommunicator {
       calls(context);
     } catch (...) { thrown = std::current_exception(); }
     Result r = kSuccess;
-    if (const char *first = group_.end(library_, &r)) {  // a group is never left open
+    // A group is never left open. Where its end came back too late, that Error goes on in place of what `calls` has thrown.
+    if (const char *first = group_.end(library_, &r)) {
       failure_.keep(outcome(library_, first, r, held_->handle));
       if (r == kInProgress) follow(first, now_ns() + kFollow);
     }

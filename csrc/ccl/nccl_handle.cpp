@@ -4,13 +4,14 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/own_thread.hpp"
 #include "device/abandoned.hpp"
 
 namespace isthmus::ccl::nccl {
 
 void NcclHandle::kill() noexcept {
   try {
-    killer_ = std::thread([self = shared_from_this()] {
+    killer_ = begin_own_thread([self = shared_from_this()] {
       // A thread that follows a call sees the abort, and leaves first.
       const Lock lock(self->calls);
       if (self->handle) self->library.f.CommAbort(self->handle);

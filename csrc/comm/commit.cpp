@@ -88,7 +88,7 @@ Status outcome(rank::Rank &local, const engine::Operation &op, const AbortWatch 
 class AllOrNone {
  public:
   static Status run(Communicator &whole, engine::Operation &op) {
-    take_turn(whole.split_mutex_, whole, "an operation with commit", Deadline(std::max(op.call.timeout, whole.timeout())));
+    take_turn(whole.split_mutex_, whole, "an operation with commit", Deadline(op.call.timeout));
     const Lock lock(whole.split_mutex_, kLocked);
     rank::Rank &local = whole.local();
     const AbortWatch watch(local);

@@ -222,11 +222,11 @@ class AclCalls {
 
   PointerInfo find(const void *memory) const {
     if (!memory) return {};
-    const intptr_t before = enter(0);  // the library tells a thread without a context nothing; any context will do
+    // The library tells a thread without a context nothing. Any context will do.
+    if (!current_context() && !enter_any()) enter(0);
     PointerAttributes a;
     const Result r =
         called(kName, "aclrtPointerGetAttributes", [&] { return the_functions.aclrtPointerGetAttributes(memory, &a); });
-    exit(before);
     if (r == kParameter || r == kInvalidParameter) return {};
     if (r != kSuccess) fail_call("aclrtPointerGetAttributes", r);
     if (a.type == kAtDevice) return {Where::Device, static_cast<int>(a.device)};
@@ -254,6 +254,15 @@ class AclCalls {
     const Lock lock(d.mutex);
     if (!d.context.load(std::memory_order_relaxed)) make_context(d, device);
     return d.context.load(std::memory_order_relaxed);
+  }
+  // Gives a thread that has no context, and so none to get back, one of a device that is in use. The program may have reset some of these
+  // devices. False: there is none.
+  bool enter_any() const {
+    for (const PerDevice &d : state_->devices)
+      if (const Handle known = d.context.load(std::memory_order_acquire))
+        if (called(kName, "aclrtSetCurrentContext", [&] { return the_functions.aclrtSetCurrentContext(known); }) == kSuccess)
+          return true;
+    return false;
   }
   static void make_context(PerDevice &d, int device) ISTHMUS_REQUIRES(d.mutex) {
     const Handle before = current_context();

@@ -1,16 +1,18 @@
 #include "device/acl_reports.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <system_error>
 #include <thread>
 
 #include "base/clock.hpp"
+#include "base/error.hpp"
 #include "base/lock.hpp"
+#include "base/own_thread.hpp"
 
 namespace isthmus::device {
 namespace {
@@ -77,14 +79,15 @@ void AclReports::start(Handle context) {
   Started &s = the_started();
   {
     const Lock lock(s.mutex);
+    s.threads.reserve(s.threads.size() + 1);  // nothing may fail once the thread has begun
+    try {
+      begin_own_thread([this, context] { serve(context); }).detach();
+    } catch (const std::system_error &e) {
+      fail(Code::Resource, "Ascend ACL: no thread can be begun for the functions that streams call: {}", e.what());
+    }
     if (s.threads.empty()) std::atexit(stop_all);
     s.threads.emplace_back(&stop_, &ended_);
   }
-  sigset_t all, before;  // the program's signals are for the program's own threads
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([this, context] { serve(context); }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   while (thread_.load() == 0) std::this_thread::sleep_for(50us);
 }
 

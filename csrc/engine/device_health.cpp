@@ -42,7 +42,9 @@ Status DeviceHealth::look() noexcept {
 }
 
 void DeviceHealth::failed(const Status &s) noexcept {
-  core_.fail(s.code, formatted("the device of {} has failed: {}", core_.id.text(core_.id.rank), s.text), Tell::Peers);
+  Failure why{{s.code, formatted("the device of {} has failed: {}", core_.id.text(core_.id.rank), s.text)}};
+  why.ranks = {core_.id.rank};
+  core_.fail(std::move(why), Tell::Peers);
 }
 
 void DeviceHealth::throw_why() const {

@@ -72,6 +72,9 @@ struct PeerRank {                      // what this rank knows of another rank, 
   std::atomic<int64_t> left_ns{0};
   std::atomic<uint64_t> left_done{
       0};  // the last collective that the rank had ended then: what the rank sent for it is on its way
+  // Of messages that were given to the link for it, and that have come from it: bytes, and one for each that comes unasked.
+  std::atomic<uint64_t> messages_out{0}, messages_in{0};
+  std::atomic<uint64_t> left_sent{0};  // messages_out of the rank when it left
   p2p::SendCredit send_credit;
   p2p::RecvCredit recv_credit;
   bool lost() const noexcept { return process && process->lost.load(std::memory_order_acquire); }
@@ -132,7 +135,7 @@ class RankCore {
   Status failure() const;  // why(), and what this rank was in
   void fail(Failure why, Tell whom) noexcept;
   void fail(Code code, std::string text, Tell whom) noexcept { fail(Failure{{code, std::move(text)}}, whom); }
-  // Tells the other ranks "<the operation><what>".
+  // Tells the other ranks "<the operation><what>". Without `ranks` a failure of a device is of this rank's.
   void fail_at(const Operation &op, Code code, std::string_view what, Lateness lateness = Lateness::InTime,
                std::vector<int> ranks = {}) noexcept;
   void tell_peers(const Failure &why) noexcept;

@@ -111,8 +111,6 @@ class Link {
   };
   virtual Left left() const noexcept = 0;
   bool idle() const noexcept { return !left().any; }
-  // When data last came, read or not; 0: not known. Only with the turn.
-  virtual int64_t came_ns() const noexcept { return 0; }
   // Whether progress() would find nothing to do just now. May be asked without the turn, which costs more than this look.
   virtual bool quiet() const noexcept { return false; }
   // Adds what a thread is to sleep on (nothing for links through memory). Returns how long at most.

@@ -355,13 +355,6 @@ void TcpLink::let_go() noexcept {
   if (waiting_.load(std::memory_order_relaxed) == 0) book_ = StreamBook(streams_.size());  // with the room for copies
 }
 
-int64_t TcpLink::came_ns() const noexcept {
-  int64_t least = INT64_MAX;
-  for (const auto &s : streams_)
-    if (!s->over.load(std::memory_order_relaxed)) least = std::min(least, net::since_data_ns(s->socket.get()));
-  return least == INT64_MAX ? 0 : now_ns() - least;
-}
-
 Link::Left TcpLink::left() const noexcept {
   Left left;
   left.any = !ordered_.empty() || !bulk_.empty() || writing_.load(std::memory_order_relaxed) != 0;

@@ -52,7 +52,6 @@ class TcpLink final : public Link {
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
   Left left() const noexcept override;
-  int64_t came_ns() const noexcept override;
   int64_t descriptors(std::vector<pollfd> &fds) const override;
   void before_sleep() override;
   void let_go() noexcept override;

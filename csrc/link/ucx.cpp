@@ -162,9 +162,11 @@ UcxLink::UcxLink(UcxWorker &worker, std::span<const std::byte> address, const Uc
     status = worker_.ucx()->ep_create(worker_.worker(), &params, &s.endpoint);
   }
   s.force = params.error_mode == kPeerErrors;
-  if (status != kOk)
+  if (status != kOk) {
+    state_.reset();  // unmaps, with the turn
     fail(Code::Unsupported, "ucx: no way from here to it: {}; UCX_TLS must leave both a transport that reaches the other",
          worker_.ucx().text(status));
+  }
   worker_.attach(token_in_, *this);
   SendPlace &place = s.sends[0];
   place.header.ucx = {token_out_, piece_};

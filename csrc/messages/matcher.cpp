@@ -77,6 +77,8 @@ void Matcher::start_send(Operation *op, SendTurn turn) noexcept {
         s->sending.append(op);
       } else {
         s->flowing.append(op);
+        p.messages_out.fetch_add(op->frame.header.kind == link::FrameKind::Message ? total + 1 : 1,
+                                 std::memory_order_relaxed);
       }
       return p.link->post(op->frame);
     }
@@ -97,7 +99,9 @@ void Matcher::send_data(const link::FrameHeader &h) noexcept {
   }
   op->frame.header.kind = link::FrameKind::MessageData;
   op->frame.finished = &Matcher::sent;
-  core_.peers[source].link->post(op->frame);
+  PeerRank &p = core_.peers[source];
+  p.messages_out.fetch_add(op->call.bytes, std::memory_order_relaxed);
+  p.link->post(op->frame);
 }
 
 // ---- receives ------------------------------------------------------------------------------------------------------------------------
@@ -236,15 +240,26 @@ void Matcher::place(Operation *op, const p2p::Piece *piece) noexcept {
 // ---- frames --------------------------------------------------------------------------------------------------------------------------
 
 link::Accept Matcher::accept(const link::FrameHeader &h, std::byte *&to) {
+  auto answer = link::Accept::Drop;
   switch (h.kind) {
     case link::FrameKind::Message:
     case link::FrameKind::RequestToSend:
-    case link::FrameKind::Placed: return accept_new(h, to);
+    case link::FrameKind::Placed: answer = accept_new(h, to); break;
     case link::FrameKind::ClearToSend: send_data(h); break;
-    case link::FrameKind::MessageData: return accept_data(h, to);
+    case link::FrameKind::MessageData: answer = accept_data(h, to); break;
     case link::FrameKind::PlanData: break;
   }
-  return link::Accept::Drop;
+  if (answer == link::Accept::Drop) count(h);
+  return answer;
+}
+
+// What has come of a message, when its data has, or is not wanted (PeerRank::messages_in).
+void Matcher::count(const link::FrameHeader &h) noexcept {
+  const uint64_t by = h.kind == link::FrameKind::Message       ? h.bytes + uint64_t{1}
+                      : h.kind == link::FrameKind::MessageData ? h.bytes
+                      : h.kind == link::FrameKind::Placed      ? 1
+                                                               : 0;
+  if (by != 0) core_.peers[h.source].messages_in.fetch_add(by, std::memory_order_relaxed);
 }
 
 // A message or an announcement goes to the receive that waits, or aside.
@@ -304,6 +319,7 @@ link::Accept Matcher::accept_data(const link::FrameHeader &h, std::byte *&to) no
 }
 
 void Matcher::received(const link::FrameHeader &h) {
+  count(h);
   const int source = static_cast<int>(h.source);
   Operation *over = nullptr;
   {

@@ -64,6 +64,7 @@ class Matcher {
   link::Accept accept_data(const link::FrameHeader &h, std::byte *&to) noexcept;
   static link::Accept put_aside(MatchState &s, const link::FrameHeader &h, Operation *claims, std::byte *&to);
   void send_data(const link::FrameHeader &h) noexcept;
+  void count(const link::FrameHeader &h) noexcept;
   static void sent(link::Outgoing &out);
   Operation *take_any(bool &was_unplaced) noexcept;  // for end_all()
 

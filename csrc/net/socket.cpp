@@ -243,13 +243,6 @@ Answers answers(int fd) noexcept {
   return a;
 }
 
-int64_t since_data_ns(int fd) noexcept {
-  tcp_info info{};
-  socklen_t n = sizeof info;
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return INT64_MAX;
-  return int64_t{info.tcpi_last_data_recv} * 1'000'000;
-}
-
 bool interface_down(int fd) noexcept {
   // The cable itself, IFF_LOWER_UP in the kernel's words. IFF_RUNNING follows it by up to a second, so an interface that carries already
   // would count as down.

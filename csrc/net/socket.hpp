@@ -27,7 +27,7 @@ Address remote_address(int fd);  // throws Error(System) where the connection ha
 // A process that is merely stopped does not count, because its kernel acknowledges, unless it has no room for what waits. Unix sockets
 // have no such limit.
 void limit_unacknowledged(int fd, int ms) noexcept;
-// Where nothing is under way the kernel asks the other host `every_ms`, in whole seconds, and what was said of sent bytes holds for that.
+// Where nothing is under way the kernel asks the other host once in `every_ms`, in whole seconds, and what was said of sent bytes holds for that.
 void begin_probes(int fd, int every_ms) noexcept;
 void end_probes(int fd) noexcept;
 
@@ -75,7 +75,6 @@ struct Answers {
   uint32_t repeated = 0;  // segments sent again and probes. Rises while nothing is answered, and may fall with an answer
 };
 Answers answers(int fd) noexcept;
-int64_t since_data_ns(int fd) noexcept;  // came on a TCP connection, read or not; INT64_MAX: not known
 // Whether the interface that has the socket's own address can carry nothing: it is down, or its cable is out. Asks the kernel for all
 // interfaces, so this is for a doubt and not for every look.
 bool interface_down(int fd) noexcept;

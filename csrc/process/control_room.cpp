@@ -11,8 +11,9 @@
 namespace isthmus::process {
 namespace {
 
-// A process is taken for stopped where nothing has been heard of it for several heartbeats, and for this long.
-constexpr int64_t kSilentBeats = 3, kSilentNs = 300'000'000;
+// A process is taken for stopped where nothing has been heard of it for several heartbeats, and for this long: on a busy machine its control thread may
+// get no processor for some tenths of a second.
+constexpr int64_t kSilentBeats = 3, kSilentNs = 700'000'000;
 
 constexpr size_t kMostAnswers = 64;  // kept; then the oldest is dropped, because its asker has given up
 
@@ -60,7 +61,7 @@ void ControlRoom::take_leave(std::span<const std::byte> body) {
   if (!b) return;
   if (const auto rank = ranks_.at(b->member, b->epoch)) {
     if (b->how == Leaving::LibraryEnded) return rank->peer_left_library(b->rank);
-    rank->peer_left(b->rank, b->done, b->how);
+    rank->peer_left(b->rank, b->done, b->sent, b->how);
   }  // and to the retired: the rank may be about to retire, and has looked already
   if (b->how != Leaving::BrokenWriting) ranks_.has_gone(b->member, b->epoch, b->rank);
 }

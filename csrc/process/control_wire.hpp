@@ -87,8 +87,9 @@ struct LeaveBody {
   uint32_t member, epoch, rank;
   Leaving how;
   uint64_t done;  // the last collective that the rank had ended
+  uint64_t sent;  // of messages to the rank that hears it (engine/rank_core.hpp, messages_out)
 };
-static_assert(sizeof(LeaveBody) == 24);
+static_assert(sizeof(LeaveBody) == 32);
 
 enum class OutOfBandHow : uint32_t {
   Says = 0,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <utility>
 
 #include "base/clock.hpp"
 #include "engine/operation_text.hpp"
@@ -16,6 +15,14 @@ constexpr double kPatienceSeconds = 1.0;  // of one search for a culprit, with p
 template <class T>
 bool has(const std::vector<T> &all, T one) {
   return std::find(all.begin(), all.end(), one) != all.end();
+}
+
+// Since when nothing of a rank's messages can come any more, because the rank has left; -1: it has not, or something is on its way. The word that
+// it leaves goes by another connection, and overtakes what lies in the kernels' buffers: seconds of it, where a network is slow.
+int64_t left_ns(const PeerRank &p) {
+  if (!p.left.load(std::memory_order_acquire)) return -1;
+  return p.messages_in.load(std::memory_order_relaxed) >= p.left_sent.load(std::memory_order_relaxed) ? p.left_ns.load()
+                                                                                                      : -1;
 }
 
 }  // namespace
@@ -221,34 +228,14 @@ std::string Blame::no_place_text(const Operation &op) const {
       send ? "sends before it that nobody has received yet" : "what has come for receives before it is not copied in yet");
 }
 
-// Since when nothing comes any more of what rank `q` sent before it left; -1: it has not left. Its leave came by another connection, and overtook what
-// lies in the kernels' buffers: 256 KiB of each stream, a second and more where a network is slow.
-int64_t Blame::nothing_behind_ns(int q, int64_t now) noexcept {
-  constexpr uint64_t kMostBytes = 64 << 20;  // what comes behind so much is of other communicators
-  const PeerRank &p = core_.peers[q];
-  if (!p.left.load(std::memory_order_acquire)) return -1;
-  const int64_t left = p.left_ns.load();
-  if (!p.link) return left;
-  const uint64_t bytes = p.link->bytes_received.load(std::memory_order_relaxed);
-  Behind &b = behind_[static_cast<size_t>(q)];
-  if (!std::exchange(b.begun, true)) b = {true, bytes, bytes, left};
-  if (bytes - b.at_first >= kMostBytes) return b.came_ns;
-  int64_t came = now;  // the turn is another thread's, which reads
-  if (p.link->try_turn()) {
-    came = p.link->came_ns();
-    p.link->end_turn();
-  }
-  b.came_ns = std::max(b.came_ns, std::exchange(b.bytes, bytes) == bytes ? came : now);
-  return b.came_ns;
-}
-
 // While this rank asks other ranks, a message may end, and its operation may be used again. So Blame judges a copy of the message. The judgement
 // counts only if the operation is still there afterwards.
 struct Blame::LateMessage {
   const Operation *late = nullptr;  // compared, never followed
   Operation copy;
   bool held = false, no_place = false, by_library = false;
-  int64_t all_left_ns = 0;  // since when nothing comes of the others, which have all left; -1: not all have
+  int64_t all_left_ns =
+      0;  // since when nothing can come of the others, which have all left; -1: not all have, or something can
 };
 
 bool Blame::find_late(int64_t now, LateMessage &found) noexcept {
@@ -256,12 +243,12 @@ bool Blame::find_late(int64_t now, LateMessage &found) noexcept {
   const int world = core_.id.world;
   for (int q = 0; q < world && found.all_left_ns >= 0; ++q)
     if (q != core_.id.rank) {
-      const int64_t one = nothing_behind_ns(q, now);
+      const int64_t one = left_ns(core_.peers[q]);
       found.all_left_ns = one < 0 ? -1 : std::max(found.all_left_ns, one);
     }
-  // The message's peer has left, or all ranks have left that may send the message. Nothing of what they had sent has come for a second.
+  // The message's peer has left, or all ranks have left that may send the message. All that they had sent has come, a second ago or more.
   const auto gone = [&](const Operation &o) {
-    const int64_t left = o.call.root < 0 ? found.all_left_ns : nothing_behind_ns(o.call.root, now);
+    const int64_t left = o.call.root < 0 ? found.all_left_ns : left_ns(core_.peers[o.call.root]);
     return left >= 0 && world > 1 && now - std::max(left, o.time.submitted_ns) > kSecond;
   };
   messages_.each([&](const Operation &o, const OperationList &list, const MatchState &s) {

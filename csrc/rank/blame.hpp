@@ -21,11 +21,7 @@ class Blame {
   // `served_in` has, by rank, the number of the island in which a library serves the rank; -1: no library does. A rank that waits inside a
   // library waits for ranks of the same island.
   Blame(RankCore &core, Collectives &collectives, Messages &messages, std::vector<int> served_in)
-      : core_(core),
-        collectives_(collectives),
-        messages_(messages),
-        served_in_(std::move(served_in)),
-        behind_(served_in_.size()) {}
+      : core_(core), collectives_(collectives), messages_(messages), served_in_(std::move(served_in)) {}
 
   // Each fails the communicator: for a collective that has met its deadline; where a message has met its deadline, or the message's peer has
   // left; where an operation has met its deadline while its thread is held up in the submission.
@@ -56,7 +52,6 @@ class Blame {
   std::string library_call_text(const Operation &op) const;
   struct LateMessage;
   bool find_late(int64_t now, LateMessage &found) noexcept;
-  int64_t nothing_behind_ns(int q, int64_t now) noexcept;
   std::string own_device_text(
       const Operation &op) const;  // of a message whose copy from or to the device has not come to its end
   std::string no_place_text(const Operation &op) const;
@@ -68,12 +63,6 @@ class Blame {
   Collectives &collectives_;
   Messages &messages_;
   const std::vector<int> served_in_;
-  struct Behind {  // the leave of a rank
-    bool begun = false;
-    uint64_t at_first = 0, bytes = 0;  // that its link had brought when that was looked at first, and last
-    int64_t came_ns = 0;               // when the last of them were seen
-  };
-  std::vector<Behind> behind_;  // by rank
 };
 
 }  // namespace isthmus::rank

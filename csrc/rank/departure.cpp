@@ -10,9 +10,10 @@
 namespace isthmus::rank {
 
 void Departure::say(int rank, Leaving how, bootstrap::Goes goes) noexcept {
-  const LeaveBody body{core_.peers[rank].their_index, core_.id.epoch, static_cast<uint32_t>(core_.id.rank), how,
-                       collectives_.done()};
-  core_.context->control().tell(core_.peers[rank].process, Control::Leave, packed(body), goes);
+  const PeerRank &p = core_.peers[rank];
+  const LeaveBody body{p.their_index, core_.id.epoch,      static_cast<uint32_t>(core_.id.rank),
+                       how,           collectives_.done(), p.messages_out.load(std::memory_order_relaxed)};
+  core_.context->control().tell(p.process, Control::Leave, packed(body), goes);
 }
 
 // ---- operations ----------------------------------------------------------------------------------------------------------------------

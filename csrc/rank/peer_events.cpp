@@ -11,6 +11,8 @@ void PeerEvents::credit(uint32_t rank, uint64_t granted) noexcept {
 }
 
 void PeerEvents::lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept {
+  for (int q = 0; q < core_.id.world; ++q)  // of a rank that had left nothing comes any more either
+    if (core_.peers[q].process == &process) core_.peers[q].left_sent.store(0, std::memory_order_relaxed);
   for (int q = 0; q < core_.id.world; ++q) {
     if (core_.peers[q].process != &process || core_.peers[q].left.load(std::memory_order_acquire)) continue;
     Failure lost{
@@ -26,11 +28,12 @@ void PeerEvents::lost(bootstrap::Peer &process, const std::string &why, const ch
 void PeerEvents::link_broken(const link::Link *link, const std::string &why) noexcept {
   if (core_.failed()) return;
   for (int q = 0; q < core_.id.world; ++q) {
-    const PeerRank &p = core_.peers[q];
+    PeerRank &p = core_.peers[q];
     if (p.link != link || !p.process) continue;
     if (!p.left.load(std::memory_order_acquire))
       return lost(*p.process, formatted("its data connection broke ({})", why), "is cut off");
     // The rank has left, and has closed the connection. All that the rank had to send should have come before.
+    p.left_sent.store(0, std::memory_order_relaxed);  // what has not come does not come
     if (collectives_.waiting_on() != q) continue;
     return core_.fail(
         Status{Code::PeerLost,
@@ -41,7 +44,7 @@ void PeerEvents::link_broken(const link::Link *link, const std::string &why) noe
   }
 }
 
-void PeerEvents::left(uint32_t rank, uint64_t done, Leaving how) noexcept {
+void PeerEvents::left(uint32_t rank, uint64_t done, uint64_t sent, Leaving how) noexcept {
   if (!is_rank(rank)) return;
   PeerRank &p = core_.peers[rank];
   if (how == Leaving::LibraryEnded) {
@@ -51,6 +54,7 @@ void PeerEvents::left(uint32_t rank, uint64_t done, Leaving how) noexcept {
   p.left_broken.store(is_broken(how), std::memory_order_relaxed);
   p.left_writing.store(how == Leaving::BrokenWriting, std::memory_order_relaxed);
   p.left_done.store(done, std::memory_order_relaxed);
+  p.left_sent.store(is_broken(how) ? 0 : sent, std::memory_order_relaxed);
   p.left_ns.store(now_ns(), std::memory_order_relaxed);
   p.left.store(true, std::memory_order_release);
   core_.wake();

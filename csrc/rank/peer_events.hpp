@@ -20,8 +20,8 @@ class PeerEvents {
   // The process of a rank is gone: "rank 2 (...) <state>: <why>".
   void lost(bootstrap::Peer &process, const std::string &why, const char *state = "is gone") noexcept;
   void link_broken(const link::Link *link, const std::string &why) noexcept;
-  void left(uint32_t rank, uint64_t done,
-            Leaving how) noexcept;            // the rank destroyed its side; LibraryEnded: a part of that
+  // The rank destroyed its side; LibraryEnded: a part of that. `sent`: of messages to this rank.
+  void left(uint32_t rank, uint64_t done, uint64_t sent, Leaving how) noexcept;
   Answer answer(uint64_t sequence) noexcept;  // about the collective of that number
 
  private:

@@ -135,28 +135,30 @@ void Rank::release(Operation &op, Code result) noexcept {
   else collectives_.release(op, result);
 }
 
-// An operation that ends is in no list for a moment before it is in the recorder, and that is done with the right to execute. So no operation is
-// missed by who has it. A thread that is stuck with it ends no operation.
+// An operation that ends is in no list for a moment before it is in the recorder, and it is pending until it is. So where fewer are found than are
+// pending this looks again, for some milliseconds: others are pending before they are in a list.
 std::vector<Record> Rank::records() {
-  const Deadline patience(0.05);
-  bool mine = core_.exec.try_take();
-  for (; !mine && !patience.passed(); mine = core_.exec.try_take())
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  constexpr int kLooks = 20;
   std::vector<Record> flying;
   const auto add = [&](const Operation &o) {
     flying.push_back({core_.id.serial, o.sequence, o.time.submitted_ns, 0, o.call.bytes, o.call.root,
                       static_cast<uint8_t>(o.call.collective), static_cast<uint8_t>(o.call.dtype),
                       static_cast<uint8_t>(o.call.op), static_cast<uint8_t>(Code::InProgress)});
   };
-  collectives_.queue().each([&](const Operation &o) {
-    add(o);
-    return flying.size() < 4096;
-  });
-  messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
-    add(o);
-    return flying.size() < 8192;
-  });
-  if (mine) core_.exec.give();
+  for (int look = 0; look < kLooks; ++look) {
+    if (look > 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    const uint32_t pending = core_.pending.load(std::memory_order_acquire);
+    flying.clear();
+    collectives_.queue().each([&](const Operation &o) {
+      add(o);
+      return flying.size() < 4096;
+    });
+    messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
+      add(o);
+      return flying.size() < 8192;
+    });
+    if (flying.size() >= pending) break;
+  }
   std::vector<Record> all = core_.context->recorder().read();
   std::erase_if(all, [&](const Record &r) { return r.communicator != core_.id.serial; });
   std::set<std::tuple<uint64_t, int64_t, uint8_t>> ended;  // some of those in flight have ended meanwhile

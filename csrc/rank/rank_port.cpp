@@ -52,12 +52,12 @@ process::PathTo RankPort::path_to(int rank) const noexcept {
 
 void RankPort::credit(uint32_t rank, uint64_t granted) noexcept { rank_.events().credit(rank, granted); }
 
-void RankPort::peer_left(uint32_t rank, uint64_t done, Leaving how) noexcept {
-  rank_.events().left(rank, done, how);
+void RankPort::peer_left(uint32_t rank, uint64_t done, uint64_t sent, Leaving how) noexcept {
+  rank_.events().left(rank, done, sent, how);
   rank_.agreement().look();
 }
 
-void RankPort::peer_left_library(uint32_t rank) noexcept { rank_.events().left(rank, 0, Leaving::LibraryEnded); }
+void RankPort::peer_left_library(uint32_t rank) noexcept { rank_.events().left(rank, 0, 0, Leaving::LibraryEnded); }
 
 void RankPort::came_out_of_band(const process::OutOfBandHead &head, std::span<const std::byte> bytes) {
   OutOfBand &inbox = rank_.exchange().inbox();

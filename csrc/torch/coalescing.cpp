@@ -34,15 +34,17 @@ struct CancelledBlock {
   Openings openings;  // never empty
 };
 
+constexpr const char *kNoEnd = "a block of another group inside it has no end";
+
 enum class Standing : std::uint8_t { None, Open, Cancelled };
 
 thread_local std::optional<CoalescedCalls> block;           // of Standing::Open
 thread_local std::optional<CancelledBlock> cancelled;       // of Standing::Cancelled
 constinit thread_local Standing standing = Standing::None;  // without the cost of a thread's first look at the two
 
-void let_go(Openings &all) noexcept {
-  for (BlockOpening &opening : all) opening.generator.let_go();
-  all.clear();
+void let_go(Openings &all, Openings::iterator from) noexcept {
+  std::for_each(from, all.end(), [](BlockOpening &b) { b.generator.let_go(); });
+  all.erase(from, all.end());
 }
 
 Openings close() noexcept {
@@ -63,16 +65,21 @@ auto find(Openings &all, const Backend &owner) noexcept {
   return std::find_if(all.begin(), all.end(), [&](const BlockOpening &b) { return b.owner == &owner; });
 }
 
-// Whether any was.
-bool drop_abandoned(Openings &all) noexcept {
-  const auto gone = std::stable_partition(all.begin(), all.end(), [](const BlockOpening &b) { return !b.abandoned(); });
-  const bool any = gone != all.end();
-  std::for_each(gone, all.end(), [](BlockOpening &b) { b.generator.let_go(); });
-  all.erase(gone, all.end());
-  return any;
+// Where code has left a block by an exception, it has left the blocks inside it too, though no generator may tell of those.
+void drop_abandoned(Openings &all) noexcept {
+  bool left = false;
+  auto kept = all.begin();
+  for (BlockOpening &b : all) {
+    left |= b.generator.over();
+    if (b.abandoned() || (left && !b.generator.any())) b.generator.let_go();
+    else if (BlockOpening &to = *kept++; &to != &b) to = std::move(b);
+  }
+  all.erase(kept, all.end());
 }
 
-void leave_cancelled_if_empty() noexcept {
+// The openings from this one on have come to their end, and the thread's block is over with the last of them.
+void leave_cancelled(Openings::iterator from) noexcept {
+  let_go(cancelled->openings, from);
   if (!cancelled->openings.empty()) return;
   cancelled.reset();
   standing = Standing::None;
@@ -96,10 +103,10 @@ void drop_if_abandoned() noexcept {
   if (standing == Standing::Open) {
     const auto &all = block->openings;
     if (std::none_of(all.begin(), all.end(), [](const BlockOpening &b) { return b.abandoned(); })) return;
-    fail(ISTHMUS_ERR_ARGUMENT, "a block of another group inside it has no end");
+    fail(ISTHMUS_ERR_ARGUMENT, kNoEnd);
   }
   drop_abandoned(cancelled->openings);  // the groups that are left come to their end()
-  leave_cancelled_if_empty();
+  leave_cancelled(cancelled->openings.end());
 }
 
 void forked() noexcept {
@@ -113,15 +120,13 @@ std::shared_ptr<PendingWork> current() noexcept { return block ? block->operatio
 
 void begin(const Backend &owner, std::shared_ptr<const std::atomic<bool>> closed) {
   drop_if_abandoned();
-  // The same group opened twice: an exception left the first block without its end.
-  if (opened_by(owner)) {
-    Openings left = cancel();
-    let_go(left);
-  } else if (standing == Standing::Cancelled && find(cancelled->openings, owner) != cancelled->openings.end()) {
-    let_go(cancelled->openings);
-    leave_cancelled_if_empty();
+  // The same group opened twice: an exception left the first block without its end, and those inside it.
+  if (opened_by(owner)) fail(ISTHMUS_ERR_ARGUMENT, kNoEnd);
+  if (standing == Standing::Cancelled) {
+    leave_cancelled(find(cancelled->openings, owner));
+    // A block inside a cancelled one. Its calls and its end() say so; torch's manager, which has noted it already, could not take that from here.
+    if (cancelled) return cancelled->openings.push_back({&owner, std::move(closed), interpreter::Generator::calling()});
   }
-  static_cast<void>(open());
   check(isthmus_group_begin());
   if (!block) block = CoalescedCalls{{}, PendingWork::make()};
   standing = Standing::Open;
@@ -130,14 +135,14 @@ void begin(const Backend &owner, std::shared_ptr<const std::atomic<bool>> closed
 
 void end(const Backend &owner, Attach attach) {
   drop_if_abandoned();
+  if (standing == Standing::Open && block->openings.back().owner != &owner && opened_by(owner))
+    fail(ISTHMUS_ERR_ARGUMENT, kNoEnd);
   if (standing == Standing::Cancelled) {
     const auto of_owner = find(cancelled->openings, owner);
     if (of_owner != cancelled->openings.end()) {
       const isthmus_result first = cancelled->result;
       const std::string text = "the coalescing block was cancelled, and nothing of it was done: " + cancelled->text;
-      of_owner->generator.let_go();
-      cancelled->openings.erase(of_owner);
-      leave_cancelled_if_empty();
+      leave_cancelled(of_owner);
       raise(first, text);
     }
   }
@@ -152,7 +157,7 @@ void end(const Backend &owner, Attach attach) {
     return;
   }
   Openings ended = close();
-  let_go(ended);
+  let_go(ended, ended.begin());
   isthmus_work_t handle = nullptr;
   const interpreter::WithoutGil without_gil;
   check(isthmus_group_end(&handle));
@@ -160,8 +165,8 @@ void end(const Backend &owner, Attach attach) {
   operation->submitted(handle);
 }
 
-void fail(isthmus_result result, const std::string &text) noexcept {
-  cancelled = CancelledBlock{result, text, cancel()};
+void fail(isthmus_result result, std::string text) noexcept {
+  cancelled = CancelledBlock{result, std::move(text), cancel()};
   standing = Standing::Cancelled;
 }
 

@@ -36,7 +36,7 @@ using Attach = c10::function_ref<void(const std::shared_ptr<PendingWork> &operat
 void end(const Backend &owner, Attach attach);
 // Notes that a call inside the block failed. No operation of the block was or will be submitted. The block's later calls and
 // each end() throw the same failure.
-void fail(isthmus_result result, const std::string &text) noexcept;
+void fail(isthmus_result result, std::string text) noexcept;
 void forked() noexcept;  // called in a forked child, where an open block is the parent's
 
 // Every call of an operation has one. A call that is refused before it is recorded cancels the block too.

@@ -26,6 +26,7 @@ class Generator {
  public:
   static Generator calling() noexcept;  // whose code has made this call; none: no generator's
   bool over() const noexcept;           // false of none
+  bool any() const noexcept { return weak_ != nullptr; }
   void let_go() noexcept;
 
  private:

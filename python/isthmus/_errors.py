@@ -26,11 +26,11 @@ __all__ = [
 class Error(RuntimeError):
     """Any failure of Isthmus. Its text names the operation, the rank and the peer, and says what to try.
 
-    **`ranks`**: who is lost or has left (PeerLostError), or did not come (TimeoutError), as far as that is known: in the
-    errors of operations, of `Work`, of `Comm.error`, of `agree`, and of the calls that make another communicator. They are
-    numbers of the communicator that was called; after `reconfigure`, those that it has then. Empty for other failures,
-    where a rank has come and is slow, and in an agreement where the rank that leads it has called: that one knows who has
-    not, and has the ranks in its own error.
+    **`ranks`**: who is lost or has left (PeerLostError), did not come (TimeoutError), or has a device that failed
+    (DeviceError), as far as that is known: in the errors of operations, of `Work`, of `Comm.error`, of `agree`, and of the
+    calls that make another communicator. They are numbers of the communicator that was called; after `reconfigure`, those
+    that it has then. Empty for other failures, where a rank has come and is slow, and in an agreement where the rank that
+    leads it has called: that one knows who has not, and has the ranks in its own error.
     """
 
     ranks: tuple[int, ...] = ()

@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import IO
 
 from ._errors import ArgumentError
+from ._processes import Below
 
 __all__ = ["Job", "Result", "environment", "free_port", "parse_islands", "parse_libraries", "start"]
 
@@ -44,6 +45,7 @@ _LINE_END = re.compile(rb"\r?\n|\r(?!\n|\Z)")
 # its socket is closed. A name holds in one network namespace, as a port does.
 _reserved: deque[list[socket.socket]] = deque()
 _MOST_RESERVED = 64
+_END_S = 5.0  # how long Job.kill() waits for the end of processes that it has killed, and whose parent it is not
 _DRAIN_S = 2.0  # how long, after the ranks' end, output of processes that the ranks have left behind is passed on
 
 
@@ -260,7 +262,10 @@ def _write(to: int, data: bytes | bytearray) -> bool:
 
 
 class Job:
-    """The running ranks of one start(). The end of a `with` block kills the ranks that still run."""
+    """The running ranks of one start(). The end of a `with` block kills the ranks that still run (`kill`).
+
+    Any thread may call `wait` and `kill`, one at a time.
+    """
 
     def __init__(
         self,
@@ -277,17 +282,20 @@ class Job:
     def pids(self) -> list[int]:
         return [process.pid for process in self.processes]
 
-    def wait(self, timeout: float | None = None) -> list[Result]:
+    def wait(self, timeout: float | None = None, *, keep_going: bool = False) -> list[Result]:
         """Waits until all ranks have ended. Returns one Result for each rank, in the order of the ranks.
 
-        Ranks that still run are killed after `timeout` seconds (None: never), or 15 s after a rank failed: whichever comes
-        first.
+        Ranks that still run are killed (`kill`) after `timeout` seconds (None: never), or 15 s after a rank failed (its
+        returncode is not 0): whichever comes first.
+
+        - **`keep_going`**: a rank that fails does not end the others. For a job that goes on without ranks that it loses
+          (isthmus.elastic). `timeout` alone ends them then.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        failed = False
-        while any(process.poll() is None for process in self.processes):
+        failed = keep_going
+        while None in (codes := [process.poll() for process in self.processes]):
             now = time.monotonic()
-            if not failed and any(process.returncode for process in self.processes):
+            if not failed and any(codes):
                 failed = True
                 deadline = now + _GRACE_S if deadline is None else min(deadline, now + _GRACE_S)
             if deadline is not None and now >= deadline:
@@ -305,12 +313,23 @@ class Job:
         return Result(rank, self.processes[rank].returncode, texts[0], texts[1])
 
     def kill(self) -> None:
-        """Kills every rank that still runs, and waits for its end."""
-        for process in self.processes:
-            if process.poll() is None:
+        """Kills every rank that still runs, with the processes below it, and waits for their end.
+
+        Below a rank are the processes that it has started, those that these have started, and so on, also in sessions
+        of their own. A process whose parent has ended before is below nobody, and lives on: a daemon, and what a rank
+        that has ended by itself has left behind. For the processes below ranks it waits 5 s at most.
+        """
+        running = [process for process in self.processes if process.poll() is None]
+        below = Below([process.pid for process in running])
+        try:
+            below.stop()
+        finally:
+            for process in running:
                 process.kill()
+            below.kill()
         for process in self.processes:
             process.wait()
+        below.wait(_END_S)
         if self._relay:
             self._relay.finish()
         while self.at_end:
@@ -342,6 +361,9 @@ def start(
     before: Sequence[Sequence[str]] | None = None,
 ) -> Job:
     """Starts `ranks` copies of `command` on this machine. Raises ArgumentError where the command cannot be started.
+
+    `Job.wait(timeout)` waits for their end. It kills the ranks that still run 15 s after one has failed:
+    `Job.wait(keep_going=True)` is for a job that goes on without ranks that it loses (isthmus.elastic).
 
     - **`islands`**: the labels of the islands, as text ("a:2,b:2") or as one entry for each rank.
     - **`bridge`**: "auto", "shm", "tcp" or "ucx".

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessGroupIsthmus"]
 
+_T = TypeVar("_T")
 _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
 
 
@@ -46,13 +48,16 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]
     - **`options`**: isthmus.torch.Options: island, bridge, settings.
 
     The group serves the CPU and the device that isthmus.torch chooses for the process.
+
+    `configure` is one thread's at a time. Any thread may call the rest, also while another one shuts the group down:
+    then `abort` and `set_timeout` have nothing to do there, and `errored` finds no failure of the group.
     """
 
     def __init__(self, timeout: timedelta = timedelta(seconds=60), options: Options | None = None) -> None:
         super().__init__(timeout)
         self._options = options
+        self._lock = threading.Lock()  # of what follows, which an abort or a shutdown from another thread changes
         self._backend: Backend | None = None
-        self._lock = threading.Lock()  # of what follows, which an abort from another thread changes
         self._why: Exception | None = None  # of the last abort
         self._started: deque[dist.Work] = deque()  # operations that errored() has still to look at
 
@@ -81,7 +86,8 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]
         group._set_default_backend(_CUSTOM)
         for device in DEVICES:
             group._register_backend(torch.device(device), _CUSTOM, backend)
-        self._backend = backend
+        with self._lock:
+            self._backend = backend
         return group
 
     def _wrap_work(self, work: dist.Work, opts: object) -> dist.Work:
@@ -99,8 +105,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]
         with self._lock:
             if errored and self._why is None:
                 self._why = RuntimeError("the process group was aborted")
-        if self._backend is not None:
-            self._backend.abort()
+        self._ask(lambda backend: backend.abort())
 
     def errored(self) -> Exception | None:
         """Why the group must be configured anew, or None.
@@ -117,20 +122,37 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]
         with self._lock:
             if self._why is not None:
                 return self._why
-        text = self._backend.failure() if self._backend is not None else None
+        text = self._ask(lambda backend: backend.failure())
         return None if text is None else RuntimeError(f"the process group has failed and is aborted: {text}")
 
     def shutdown(self) -> None:
-        """Leaves the group. The replicas that are left hear of it when they next need this one."""
-        backend, self._backend, self._pg = self._backend, None, None
+        """Leaves the group. The replicas that are left hear of it when they next need this one.
+
+        Any thread; again is nothing new.
+        """
+        with self._lock:
+            backend, self._backend, self._pg = self._backend, None, None
         if backend is not None:
             backend.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For `configure`, and for operations from now on whose options give no timeout."""
         super().set_timeout(timeout)
-        if self._backend is not None:
-            self._backend.set_timeout(timeout)
+        self._ask(lambda backend: backend.set_timeout(timeout))
+
+    def _ask(self, call: Callable[[Backend], _T]) -> _T | None:
+        """call(backend), without the lock. None: there is no group, or another thread has shut it down meanwhile."""
+        with self._lock:
+            backend = self._backend
+        if backend is None:
+            return None
+        try:
+            return call(backend)
+        except RuntimeError:
+            with self._lock:
+                if self._backend is backend:
+                    raise
+            return None
 
     def _oldest(self) -> dist.Work | None:
         with self._lock:

@@ -26,6 +26,7 @@
 #include <thread>
 #include <vector>
 
+#include "asleep.hpp"
 #include "ccl/libraries.hpp"
 #include "patience.hpp"
 #include "rehearsal_file.hpp"
@@ -171,6 +172,25 @@ inline void ranks(int n, const std::function<void(Rank &)> &body) {
     });
   for (std::thread &t : threads) t.join();
 }
+
+// A thread that waits for the device to be idle, to get memory of it, and has the driver locked meanwhile.
+class DriverLocked {
+ public:
+  explicit DriverLocked(int device) {
+    thread_ = std::thread([this, device] {
+      number_ = isthmus_test::this_thread();
+      runtime().release(device, runtime().allocate(device, 4096));
+    });
+    if (!eventually([&] { return number_ != 0; }) || !isthmus_test::falls_asleep(number_)) throw Broken();
+  }
+  ~DriverLocked() { thread_.join(); }  // the device goes on by then
+  DriverLocked(const DriverLocked &) = delete;
+  DriverLocked &operator=(const DriverLocked &) = delete;
+
+ private:
+  std::atomic<pid_t> number_{0};
+  std::thread thread_;
+};
 
 // ---- numbers --------------------------------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ TEST(ControlWire, ARingLiesInItsWritersArenaOrIsRefused) {
 TEST(ControlWire, LeaveInEachWay) {
   const std::array<Leaving, 4> ways{Leaving::Well, Leaving::LibraryEnded, Leaving::Broken, Leaving::BrokenWriting};
   for (uint32_t way = 0; way < ways.size(); ++way) {
-    goes_there_and_back(LeaveBody{1, 2, 3, ways[way], 5}, bytes_of({{4, 1}, {4, 2}, {4, 3}, {4, way}, {8, 5}}));
+    goes_there_and_back(LeaveBody{1, 2, 3, ways[way], 5, 6}, bytes_of({{4, 1}, {4, 2}, {4, 3}, {4, way}, {8, 5}, {8, 6}}));
     EXPECT_EQ(is_broken(ways[way]), way >= 2);
   }
 }

@@ -291,6 +291,79 @@ void a_peer_never_calls() {
   other.join();
   std::_Exit(fine ? 0 : 1);  // the device is as it is
 }
+// The peer never makes the call, and a thread that waits for the device has the driver locked: even a question about the stream stands.
+void the_driver_is_locked() {
+  const auto id = library()->make_id();
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    Rank r(1, 2);
+    r.join(id);
+    while (!over) std::this_thread::sleep_for(1ms);
+    r.c->abort();
+  });
+  auto r = std::make_unique<Rank>(0, 2);
+  r->join(id);
+  void *const memory = runtime().allocate(0, 400'000);
+  r->c->all_reduce(memory, memory, 100'000, DType::Float32, RedOp::Sum);
+  HOLDS(!r->drained(0.1), "");
+  static const DriverLocked locked(0);  // for good
+  r->c->abort();
+  const int64_t begin = now_ns();
+  r->c.reset();
+  HOLDS(now_ns() - begin < static_cast<int64_t>(isthmus_test::patient(12) * 1e9), "it waits for the driver");
+  HOLDS(device::abandoned_threads() == 1, "the thread that asks is not counted");
+  const char *const stuck = runtime().stuck(0);
+  HOLDS(stuck && std::string(stuck).starts_with("aclrt"), stuck ? stuck : "the device does not count as stuck");
+  HOLDS(!runtime().stuck(1), "so does another");
+  over = true;
+  other.join();
+  std::_Exit(fine ? 0 : 1);  // the device is as it is
+}
+// What a pointer is, is asked in the context that the thread has, else in one of ours. No device is begun for the question.
+void pointers_are_found() {
+  const int device = 1;
+  void *const memory = runtime().allocate(device, 4096);
+  const auto found = [&] {
+    const device::PointerInfo p = runtime().find(memory);
+    return p.where == device::Where::Device && p.device == device;
+  };
+  const auto set = reinterpret_cast<int (*)(int)>(::dlsym(RTLD_DEFAULT, "aclrtSetDevice"));
+  const auto get = reinterpret_cast<int (*)(int *)>(::dlsym(RTLD_DEFAULT, "aclrtGetDevice"));
+  const unsigned long begun = calls("aclrtSetDevice");
+  const auto on_thread = [](const std::function<void()> &f) { std::thread(f).join(); };
+  on_thread([&] { HOLDS(found(), "on a thread that has chosen no device"); });
+  HOLDS(calls("aclrtSetDevice") == begun, "another device was begun");
+  on_thread([&] {
+    int here = -1;
+    HOLDS(set(2) == 0 && found() && get(&here) == 0 && here == 2, "on a thread that has chosen another");
+  });
+  HOLDS(calls("aclrtSetDevice") == begun + 1, "another device was begun");
+  runtime().release(device, memory);
+}
+void pointers_are_found_before_any_device_is_used() {
+  int x = 0;
+  std::thread([&] { HOLDS(runtime().find(&x).where == device::Where::Unknown, ""); }).join();
+  HOLDS(calls("aclrtSetDevice") == 1, "the library tells a thread without a context nothing");
+}
+// Where no thread can be had for the functions that streams call, the call that needs one fails, and the next tries again.
+void no_thread_can_be_had() {
+  const auto stream = new_stream(0);
+  const auto signal = runtime().make_signal(0);
+  pthread_attr_t usual, huge;
+  ::pthread_getattr_default_np(&usual);
+  ::pthread_attr_init(&huge);
+  ::pthread_attr_setstacksize(&huge, size_t{1} << 46);
+  sigset_t before, after;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  ::pthread_setattr_default_np(&huge);
+  const Status s = thrown([&] { signal->arm(*stream, 1); });
+  ::pthread_setattr_default_np(&usual);
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  HOLDS(s.code == Code::Resource && has(s, "Ascend ACL: no thread can be begun"), s.text);
+  HOLDS(::sigismember(&after, SIGUSR1) == ::sigismember(&before, SIGUSR1), "the signals are blocked");
+  signal->arm(*stream, 2);
+  HOLDS(eventually([&] { return signal->value() == 2; }), "it does not come");
+}
 // The second call of an island of one fails at once; a third is not made.
 void a_call_fails() {
   Rank r(0, 1);
@@ -355,6 +428,10 @@ void another_library() {
 
 const std::map<std::string, void (*)()> kScenes{{"a rank never joins", a_rank_never_joins},
                                                 {"a peer never calls", a_peer_never_calls},
+                                                {"the driver is locked", the_driver_is_locked},
+                                                {"pointers", pointers_are_found},
+                                                {"pointers first", pointers_are_found_before_any_device_is_used},
+                                                {"no thread", no_thread_can_be_had},
                                                 {"a call fails", a_call_fails},
                                                 {"an unsupported call", an_unsupported_call_fails},
                                                 {"an init fails", an_init_fails},
@@ -376,6 +453,10 @@ int play(const char *scene) {
 TEST(HcclAlone, ARankThatNeverJoinsIsATimeout) { plays("a rank never joins", {"HCCL_CONNECT_TIMEOUT=10"}); }
 TEST(HcclAlone, AProcessEndsWithAThreadInTheLibrary) { plays("a rank never joins", {"HCCL_CONNECT_TIMEOUT=100"}); }
 TEST(HcclAlone, ARankLeavesACallWhosePeerIsMissing) { plays("a peer never calls"); }
+TEST(HcclAlone, ARankLeavesADeviceWhoseDriverIsLocked) { plays("the driver is locked"); }
+TEST(HcclAlone, WhatAPointerIsIsAskedInTheContextThatIsThere) { plays("pointers"); }
+TEST(HcclAlone, WhatAPointerIsCanBeAskedFirst) { plays("pointers first"); }
+TEST(HcclAlone, AThreadThatCannotBeHadIsTheCallsFailure) { plays("no thread", {"REHEARSAL_ACL_NO_HOST_FUNC=1"}); }
 TEST(HcclAlone, ACallThatFailsIsToldWithItsNumber) { plays("a call fails", {"REHEARSAL_FAIL=HcclAllReduce:2:4"}); }
 TEST(HcclAlone, WhatTheDeviceDoesNotReduceIsToldWithAWayOut) {
   plays("an unsupported call", {"REHEARSAL_FAIL=HcclAllReduce:1:5"});

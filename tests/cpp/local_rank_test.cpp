@@ -49,7 +49,7 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
   void link_broken(const link::Link *, const std::string &) noexcept override {}
 
   void credit(uint32_t, uint64_t bytes) noexcept override { granted = bytes; }
-  void peer_left(uint32_t, uint64_t, Leaving) noexcept override { ++left; }
+  void peer_left(uint32_t, uint64_t, uint64_t, Leaving) noexcept override { ++left; }
   void peer_left_library(uint32_t) noexcept override { ++left_library; }
   void came_out_of_band(const OutOfBandHead &, std::span<const std::byte> bytes) override { came += bytes.size(); }
   void withdrawn_out_of_band(uint32_t, uint64_t) override { ++withdrawn; }
@@ -175,9 +175,9 @@ TEST_F(RoomTest, ControlMessagesReachTheRankOfTheirEpoch) {
   const auto rank = seated();
   for (const uint32_t epoch : {6u, 7u}) {
     EXPECT_TRUE(control.tell(nullptr, Control::Credit, packed(CreditBody{rank->my_index, epoch, 1, 0, 100 + epoch})));
-    EXPECT_TRUE(control.tell(nullptr, Control::Leave, packed(LeaveBody{rank->my_index, epoch, 1, Leaving::Well, 3})));
+    EXPECT_TRUE(control.tell(nullptr, Control::Leave, packed(LeaveBody{rank->my_index, epoch, 1, Leaving::Well, 3, 0})));
     EXPECT_TRUE(
-        control.tell(nullptr, Control::Leave, packed(LeaveBody{rank->my_index, epoch, 1, Leaving::LibraryEnded, 3})));
+        control.tell(nullptr, Control::Leave, packed(LeaveBody{rank->my_index, epoch, 1, Leaving::LibraryEnded, 3, 0})));
     std::array<std::byte, 64> room;
     const std::array<std::byte, 5> bytes{};
     EXPECT_TRUE(
@@ -223,7 +223,7 @@ TEST_F(RoomTest, TheRetiredHearWhoHasLeft) {
   ranks.retire(
       rank->my_index, 7, gone, [] { return false; }, [] {});
   const auto leave = [&](uint32_t who, Leaving how) {
-    control.tell(nullptr, Control::Leave, packed(LeaveBody{rank->my_index, 7, who, how, 0}));
+    control.tell(nullptr, Control::Leave, packed(LeaveBody{rank->my_index, 7, who, how, 0, 0}));
   };
   leave(0, Leaving::BrokenWriting);  // its device may still write
   EXPECT_FALSE((*gone)[0].load());

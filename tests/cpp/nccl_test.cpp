@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <set>
 #include <string>
@@ -17,6 +19,7 @@
 
 #include "ccl/nccl.hpp"
 #include "ccl_support.hpp"
+#include "device/calling.hpp"
 #include "device/cuda.hpp"
 #include "device/hip.hpp"
 #include "device/host.hpp"
@@ -479,6 +482,66 @@ void a_call_of_a_group_fails() {
   HOLDS(calls("ncclAllReduce") == 2, "the third call was made");
   HOLDS(calls("ncclGroupStart") == 1 && calls("ncclGroupEnd") == 1, "the group is open");
 }
+// The thread that ends a group does not come back from there, and is left behind. When it comes back, its call fails, and the group is closed.
+void a_groups_end_comes_late() {
+  Rank r(0, 1);
+  r.join(library()->make_id());
+  const Memory x(r, noise(0, 400));
+  const auto reduce = [&] { r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum); };
+  reduce();  // what the library does once is done
+  HOLDS(r.drained(), "");
+  const auto gate = runtime().make_gate(0);
+  gate->arm(*r.stream, 1);
+  Status s;
+  device::VendorCall call;
+  {
+    const DriverLocked locked(0);
+    std::atomic<pid_t> number{0};
+    std::thread caller([&] {
+      device::vendor_call_here = &call;
+      number = isthmus_test::this_thread();
+      s = thrown([&] { together(r, reduce); });
+    });
+    HOLDS(eventually([&] { return calls("ncclGroupEnd") == 1; }) && isthmus_test::falls_asleep(number), "");
+    uint32_t in = device::VendorCall::kIn;
+    HOLDS(call.state.compare_exchange_strong(in, device::VendorCall::kLeft), "it is in no call");
+    gate->open(1);
+    caller.join();
+  }
+  HOLDS(s.code == Code::Aborted && has(s, "came back too late"), s.text);
+  const unsigned long begun = calls("ncclGroupStart");
+  reduce();
+  HOLDS(calls("ncclGroupStart") == begun && calls("ncclGroupEnd") == begun, "it still wants a group");
+  HOLDS(r.drained() && r.c->status().ok(), r.c->status().text);
+}
+// The program's signals are for the program's threads.
+void an_abort_takes_no_signals() {
+  const auto threads = [] {
+    std::map<std::string, std::string> blocked;  // the signals that each thread has blocked
+    for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::ifstream file(task.path() / "status");
+      for (std::string line; std::getline(file, line);)
+        if (line.starts_with("SigBlk:")) blocked[task.path().filename()] = line.substr(line.find_first_not_of(" \t", 7));
+    }
+    return blocked;
+  };
+  Rank r(0, 1);
+  r.join(library()->make_id());
+  const auto before = threads();
+  size_t others = 0;
+  together(r, [&] {  // meanwhile the thread that aborts waits
+    r.c->abort();
+    for (const auto &[thread, at_first] : threads()) {
+      if (before.count(thread)) continue;
+      ++others;
+      HOLDS(isthmus_test::falls_asleep(std::stoi(thread)), "");  // a thread begins with all signals blocked for a moment
+      const std::string blocked = threads()[thread];
+      // All up to 31 but the two that nobody blocks.
+      HOLDS((std::stoull(blocked, nullptr, 16) & 0x7fffffff) == 0x7ffbfeff, blocked);
+    }
+  });
+  HOLDS(others == 1, std::to_string(others));
+}
 void an_init_fails() {
   Rank r(0, 1);
   const Status s = thrown([&] { r.join(library()->make_id()); });
@@ -496,7 +559,7 @@ void fails_late(const char *number, bool device) {
   r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
   HOLDS(eventually([&] { return r.c->failed(); }), "not seen");
   const Status s = r.c->status();
-  HOLDS(s.code == (device ? Code::Device : Code::System) && has(s, its("communicator: ")) && has(s, number), s.text);
+  HOLDS(s.code == (device ? Code::Device : Code::PeerLost) && has(s, its("communicator: ")) && has(s, number), s.text);
   r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
   HOLDS(calls("ncclAllReduce") == 1, "a second call was made");
   if (device) HOLDS(!r.stream->status().ok(), "the stream is fine");
@@ -542,6 +605,8 @@ void too_old() {
 const std::map<std::string, void (*)()> kScenes{{"a call fails", a_call_fails},
                                                 {"a message fails", a_message_fails},
                                                 {"a call of a group fails", a_call_of_a_group_fails},
+                                                {"a group's end comes late", a_groups_end_comes_late},
+                                                {"an abort takes no signals", an_abort_takes_no_signals},
                                                 {"an init fails", an_init_fails},
                                                 {"an id fails", an_id_fails},
                                                 {"the network fails late", the_network_fails_late},
@@ -565,6 +630,8 @@ int play(const char *scene) {
 TEST(NcclAlone, ACallThatFailsIsToldWithItsNumber) { plays("a call fails", {"REHEARSAL_FAIL=ncclAllReduce:2:2"}); }
 TEST(NcclAlone, AGroupIsNeverLeftOpen) { plays("a message fails", {"REHEARSAL_FAIL=ncclRecv:1:3"}); }
 TEST(NcclAlone, AGroupOfCallsIsNeverLeftOpen) { plays("a call of a group fails", {"REHEARSAL_FAIL=ncclAllReduce:2:2"}); }
+TEST(NcclAlone, AThreadThatIsLeftBehindAtAGroupsEndFailsWhenItComesBack) { plays("a group's end comes late"); }
+TEST(NcclAlone, AnAbortTakesNoSignalsOfTheProgram) { plays("an abort takes no signals"); }
 TEST(NcclAlone, AnInitThatFailsIsToldWithItsNumber) {
   plays("an init fails", {"REHEARSAL_FAIL=ncclCommInitRankConfig:1:2"});
 }

@@ -148,6 +148,30 @@ def test_versions_of_one_island_that_differ_are_warned_of_and_named_where_its_li
 
 
 @pytest.mark.parametrize(
+    ("maker", "family", "value", "times"),
+    [("nvidia", "nccl", "1", 1), ("amd", "rccl", "0x1", 1), ("nvidia", "nccl", "0", 0)],
+    ids=["nvidia", "amd", "nvidia off"],
+)
+def test_an_environment_that_makes_the_librarys_calls_block_is_warned_of_once(
+    tmp_path: Path, maker: str, family: str, value: str, times: int
+) -> None:
+    """NVIDIA's library takes that variable over what the communicator asks for."""
+
+    def body(folder: str) -> str:
+        said = Path(folder) / f"said.{os.environ['ISTHMUS_RANK']}"
+        os.dup2(os.open(said, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
+        for name in ("first", "second"):
+            isthmus.init(name=name).destroy()
+        return said.read_text()
+
+    env = {"ISTHMUS_LOG": "warn", "NCCL_COMM_BLOCKING": value}
+    warning = f"{family}: NCCL_COMM_BLOCKING=1 in the environment makes the library's calls block"
+    said = run_fleet(f"{maker}:2,cpu:1", body, str(tmp_path), init=False, env=env)
+    assert [text.count(warning) for text in said] == [times, times, 0], said
+    assert all("cannot be aborted" in text and "unset it" in text for text in said[:2] if times), said
+
+
+@pytest.mark.parametrize(
     ("env", "switches", "words"),
     [
         ({}, {"DEVICES": "0"}, "finds no device"),

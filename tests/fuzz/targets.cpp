@@ -535,7 +535,7 @@ std::vector<Bytes> control_seeds() {
           seed(process::packed(process::QueryBody{1, 2, 3, 4})),
           seed(process::packed(reply)),
           seed(process::packed(process::StreamRingBody{link::Arena::kHeader, link::ByteRing::kLeastCapacity})),
-          seed(process::packed(process::LeaveBody{1, 2, 3, process::Leaving::Broken, 5})),
+          seed(process::packed(process::LeaveBody{1, 2, 3, process::Leaving::Broken, 5, 6})),
           seed(process::pack(process::OutOfBandHead{1, 2, 3, 0, 5, 6}, text, room))};
 }
 

@@ -78,7 +78,7 @@ def run_task(
         with _STARTING, forked(modules, fresh):
             job = start([sys.executable, str(RUNNER), folder], {"ISTHMUS_TIMEOUT": str(DEADLINE), "PYTHONPATH": path})
         with job:
-            ended = job.wait(patient(timeout))
+            ended = job.wait(patient(timeout), keep_going=bool(expect))  # a rank that is to fail ends no other
         bad = {
             end.rank: f": exit status {end.returncode}, expected {expect.get(end.rank, 0)}"
             for end in ended

@@ -314,10 +314,56 @@ def test_a_call_that_is_refused_in_an_inner_block_cancels_the_outer_too() -> Non
         raises("negative", lambda: inner.send([x], 1, -1), ValueError)
         raises("cancelled", inner._end_coalescing, ValueError)
         raises("cancelled", lambda: backend.allreduce([x]), ValueError)
-        raises("cancelled", inner._start_coalescing, ValueError)
+        inner._start_coalescing()
+        raises("cancelled", lambda: inner.allreduce([x]), ValueError)
+        raises("cancelled", inner._end_coalescing, ValueError)
         raises("cancelled", backend._end_coalescing, ValueError)
         assert x.tolist() == [1, 1]
         dist.all_reduce(x)
+        assert x.tolist() == [2, 2]
+
+    torch_ranks.run(2, body)
+
+
+def test_torchs_manager_keeps_nothing_of_a_block_inside_a_cancelled_one() -> None:
+    def body() -> None:
+        other, backend, x = dist.new_group([0, 1]), torch_ranks.backend(), torch.ones(2)
+
+        def inner() -> None:
+            with _coalescing_manager(other, device=CPU):
+                dist.all_reduce(x, group=other)
+
+        def outer() -> None:
+            with _coalescing_manager(device=CPU):
+                raises("negative", lambda: backend.send([x], 1, -1), ValueError)
+                raises("cancelled", inner, ValueError)
+
+        raises("cancelled", outer, ValueError)
+        assert x.tolist() == [1, 1]
+        dist.all_reduce(x, group=other)  # torch would only note it, if it took the group for one in a block
+        assert x.tolist() == [2, 2]
+
+    torch_ranks.run(2, body)
+
+
+def test_blocks_that_an_exception_leaves_without_their_end_are_over_with_the_block_around_them() -> None:
+    def body() -> None:
+        other, backend, x = dist.new_group([0, 1]), torch_ranks.backend(), torch.ones(2)
+        inner = isthmus.torch.backend_of(other)
+        for refused in (False, True):
+            backend._start_coalescing()
+            inner._start_coalescing()
+            inner.allreduce([x])
+            if refused:
+                raises("negative", lambda: inner.send([x], 1, -1), ValueError)
+            raises("cancelled", backend._end_coalescing, ValueError)  # the inner one has no end
+            raises("without startCoalescing", inner._end_coalescing, ValueError)
+        with contextlib.suppress(KeyError), _coalescing_manager(device=CPU):
+            inner._start_coalescing()
+            inner.allreduce([x])
+            raise KeyError("the program's own")
+        assert x.tolist() == [1, 1]
+        dist.all_reduce(x, group=other)
         assert x.tolist() == [2, 2]
 
     torch_ranks.run(2, body)

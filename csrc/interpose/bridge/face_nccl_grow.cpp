@@ -16,7 +16,6 @@ namespace isthmus::bridge::nccl {
 namespace {
 
 using interpose::kInvalidArgument;
-using interpose::kInvalidUsage;
 using interpose::kSuccess;
 
 constexpr const char *kGrow = "ncclCommGrow";

@@ -12,7 +12,7 @@ namespace isthmus::bridge {
 // 2. where both communicators work on one device, and are not ranks of one communicator.
 // Otherwise the first call could wait for an exchange that only the second call would begin. Within case 2 every rank keeps
 // the order of the program, so the calls of one batch meet each other's.
-void LaunchBatches::take(BridgedCalls operations) {
+void LaunchBatches::take(BridgedCalls &&operations) {
   std::vector<std::vector<CommPtr>> members;  // of each batch, each once
   const auto fits = [](const CommPtr &one, const CommPtr &other) {
     const Traits &a = one->traits(), &b = other->traits();

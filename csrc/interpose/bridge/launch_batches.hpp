@@ -22,7 +22,7 @@ class LaunchBatches {
   LaunchBatches(const LaunchBatches &) = delete;
   LaunchBatches &operator=(const LaunchBatches &) = delete;
 
-  void take(BridgedCalls operations);  // of communicators that are ready
+  void take(BridgedCalls &&operations);  // of communicators that are ready
   bool empty() const noexcept { return batches_.empty(); }
   // What an error says in addition, where the real library's part of the group is on its way, and no batch is.
   std::string text_of_half() const;

@@ -21,6 +21,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--bridge", choices=["auto", "shm", "tcp", "ucx"], help="link between the islands")
     parser.add_argument("--ccl", metavar="a=oneccl", help="libraries that serve islands, by label")
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds, after which the ranks are killed")
+    add_keep_going(parser)
     parser.add_argument("program", nargs=argparse.REMAINDER, help="after --: the program and its arguments")
     parser.set_defaults(run=run)
 
@@ -35,7 +36,16 @@ def run(options: argparse.Namespace) -> int:
         return 2
     where = {"islands": options.islands, "bridge": options.bridge, "ccl": options.ccl}
     with launch.start(program, options.ranks, **where, capture=False) as job:
-        return report("launch", job, options.timeout)
+        return report("launch", job, options)
+
+
+def add_keep_going(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="a rank that fails does not end the others: for programs that go on without it (isthmus.elastic); else "
+        "they are killed 15 s later",
+    )
 
 
 def program_of(options: argparse.Namespace) -> list[str]:
@@ -44,9 +54,9 @@ def program_of(options: argparse.Namespace) -> list[str]:
     return words[1:] if words[:1] == ["--"] else words
 
 
-def report(command: str, job: launch.Job, timeout: float | None) -> int:
-    """Waits for the ranks, names those that failed, and gives the command's exit status."""
-    bad = [result for result in job.wait(timeout) if result.returncode != 0]
+def report(command: str, job: launch.Job, options: argparse.Namespace) -> int:
+    """Waits for the ranks, names those that failed, and gives the command's exit status: 1 where one failed."""
+    bad = [result for result in job.wait(options.timeout, keep_going=options.keep_going) if result.returncode != 0]
     for result in bad:
         print(f"isthmus {command}: rank {result.rank} ended with status {result.returncode}")
     return 1 if bad else 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import rehearse
 from .._errors import ArgumentError
-from .launch import program_of, report
+from .launch import add_keep_going, program_of, report
 
 
 def add_parser(subparsers: Any) -> None:
@@ -25,6 +25,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--bridge", choices=["auto", "shm", "tcp", "ucx"], help="link between the islands")
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds, after which the ranks are killed")
+    add_keep_going(parser)
     parser.add_argument(
         "--set",
         action="append",
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"isthmus rehearse: {error}", file=sys.stderr)
         return 2
     with job:
-        return report("rehearse", job, options.timeout)
+        return report("rehearse", job, options)
 
 
 def _pair(text: str) -> tuple[str, str]:

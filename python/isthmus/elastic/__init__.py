@@ -9,6 +9,8 @@
 2. They make their state equal again: that of the rank that has finished most steps. Only tensors that differ travel.
 3. `on_change` is called, and the step that was not finished runs again.
 
+A rank whose own device fails is lost to the others, too; on that rank `run` raises.
+
 A process that comes later calls `join` in place of `run`, with a ticket that `on_ticket` was given. It gets the state and
 the number of the step, and is a rank like the others.
 """
@@ -22,7 +24,15 @@ from typing import TypeVar
 
 from isthmus import _comm
 from isthmus._comm import Comm
-from isthmus._errors import AbortedError, ArgumentError, MismatchError, PeerLostError, TimeoutError
+from isthmus._errors import (
+    AbortedError,
+    ArgumentError,
+    DeviceError,
+    MismatchError,
+    PeerLostError,
+    SystemError,
+    TimeoutError,
+)
 from isthmus.elastic._door import Door, OnTicket
 from isthmus.elastic._state import State
 from isthmus.elastic._sync import NEW, Members, Sync
@@ -30,6 +40,7 @@ from isthmus.elastic._sync import NEW, Members, Sync
 __all__ = ["Members", "Quorum", "State", "join", "run"]
 
 _LOST = (PeerLostError, TimeoutError, AbortedError)
+_BROKEN = (DeviceError, SystemError)  # on every rank, where a device or a library fails on one
 _PAUSE = 0.02  # seconds between two looks at who has ended
 _DONE = 1  # the flag of a rank that has finished all steps
 
@@ -97,7 +108,8 @@ def run(
 
     Raises PeerLostError where fewer than `quorum.least` ranks are left, or no more than half and the others may live;
     AbortedError where the other ranks have gone on without this one; MismatchError where the states cannot be made equal;
-    and what `step` and the hooks raise, which ends the job.
+    DeviceError where this rank's own device has failed (the other ranks go on); SystemError, of a vendor's library, on all
+    ranks, since it does not say by whose fault; and what `step` and the hooks raise, which ends the job.
     """
     if comm.size < quorum.least:
         raise ArgumentError(f"elastic.run: '{comm.name}' has {comm.size} ranks, and quorum.least is {quorum.least}")
@@ -168,14 +180,36 @@ class _Job:
                         self.meet()
                     else:
                         self.one_step()
-                if self.agree(_DONE):
+                done, out = self.agree(_DONE)
+                if done and not out:
                     return self.comm
-            except _LOST as error:
+            except (*_LOST, *_BROKEN) as error:
                 if self.comm.destroyed or self.comm.error is None:
                     raise  # it is not this communicator's
+                broken = self.broken(error)
                 self.state.restore()
-                self.agree(0, error)
+                _, out = self.agree(0, error)
+                if broken is not None and not out:
+                    raise broken from None  # the same ranks would do the same again
             self.shrink()
+
+    def broken(self, error: Exception) -> Exception | None:
+        """The failure of another rank's device or library, without which to go on; None: ranks were lost as always.
+
+        Raises it where it is this rank's, or nobody knows whose. What the communicator says counts, which is alike on
+        all ranks, before what the step has got.
+        """
+        failure = self.comm.error
+        if not isinstance(failure, _BROKEN):
+            failure = error if isinstance(error, _BROKEN) else None
+        if failure is None:
+            return None
+        if not failure.ranks or self.comm.rank in failure.ranks:
+            if isinstance(error, _BROKEN):
+                raise  # with the step's traceback
+            raise failure from error
+        self.outside = tuple({*self.outside, *failure.ranks})
+        return failure
 
     def meet(self) -> None:
         """The ranks get to know each other, and come to hold one state. After a loss they wait for newcomers."""
@@ -223,16 +257,15 @@ class _Job:
         if self.on_step is not None:
             self.on_step(replace(self.members, step=self.state.step, received=()))
 
-    def agree(self, done: int, why: Exception | None = None) -> bool:
-        """Whether all ranks are there and have finished all steps. It comes first after a loss, and after the last step."""
+    def agree(self, done: int, why: Exception | None = None) -> tuple[bool, list[int]]:
+        """Whether all ranks that are there have finished all steps, and who is not there. The same on all ranks.
+
+        It comes first after a loss, and after the last step.
+        """
         # Those in whose last step a rank has stopped come at the deadline of their operations, and a little later.
         patience = self.quorum.answer if why is not None else self.comm.timeout + 2 + self.quorum.answer
-
-        def attempt(failed: list[int]) -> bool:
-            flags, out = self.comm.agree(done, failed, timeout=patience)
-            return flags == _DONE and not out
-
-        return self.insist(attempt)
+        flags, out = self.insist(lambda failed: self.comm.agree(done, failed, timeout=patience))
+        return flags == _DONE, out
 
     def next_name(self) -> str:
         base, _, count = self.comm.name.rpartition("~")
