@@ -108,10 +108,11 @@ bool HcclThread::idle(double seconds) const noexcept {
     question->over.store(true);
     const char *const asked = question->call.call.load(std::memory_order_relaxed);
     const char *const call = asked ? asked : "a question about a stream";
-    if (!runtime.stuck(device))
+    const bool first = !runtime.stuck(device);
+    runtime.does_not_come_back(device, call);
+    if (first)
       ISTHMUS_WARN("{} has not come back from acl:{} in {} s; its thread is left behind, and so is what hccl has there",
                    call, device, seconds);
-    runtime.does_not_come_back(device, call);
   } catch (const std::exception &) {}
   return false;
 }

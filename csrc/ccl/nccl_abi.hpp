@@ -15,7 +15,7 @@ struct Id {
 using Result = int;
 using Handle = void *;  // a communicator
 using Queue = void *;   // a stream of the device's runtime
-inline constexpr Result kSuccess = 0, kDeviceFailed = 1, kRemoteFailed = 6, kInProgress = 7;
+inline constexpr Result kSuccess = 0, kDeviceFailed = 1, kInProgress = 7;
 enum Type : int {
   kInt8,
   kUInt8,

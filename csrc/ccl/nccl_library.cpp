@@ -42,9 +42,7 @@ Status outcome(const NcclLibrary &o, const char *call, Result r, Handle handle) 
   if (r == kSuccess || r == kInProgress) return {};
   const char *text = o.f.GetErrorString ? o.f.GetErrorString(r) : nullptr;
   const char *last = o.f.GetLastError ? o.f.GetLastError(handle) : nullptr;
-  return {r == kDeviceFailed   ? Code::Device
-          : r == kRemoteFailed ? Code::PeerLost
-                               : Code::System,
+  return {r == kDeviceFailed ? Code::Device : Code::System,
           formatted("{} {}: {} ({}){}{}", o.row->family, call, text ? text : "unknown result", r, last && *last ? ": " : "",
                     last && *last ? last : "")};
 }

@@ -44,7 +44,7 @@ bool DeviceExecutor::failed() const noexcept {
 Status DeviceExecutor::status() const {
   Status s = work_->communicator ? work_->communicator->status() : Status{};
   if (s.ok() && ending_.stopped())
-    s = {Code::Device,
+    s = {Code::Aborted,
          formatted("its stream was stopped, because another communicator of this device failed and {} has no call that "
                    "ends what waits there",
                    family())};

@@ -43,7 +43,7 @@ Status DeviceHealth::look() noexcept {
 
 void DeviceHealth::failed(const Status &s) noexcept {
   Failure why{{s.code, formatted("the device of {} has failed: {}", core_.id.text(core_.id.rank), s.text)}};
-  why.ranks = {core_.id.rank};
+  if (s.code == Code::Device) why.ranks = {core_.id.rank};
   core_.fail(std::move(why), Tell::Peers);
 }
 

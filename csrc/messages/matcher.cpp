@@ -253,13 +253,18 @@ link::Accept Matcher::accept(const link::FrameHeader &h, std::byte *&to) {
   return answer;
 }
 
-// What has come of a message, when its data has, or is not wanted (PeerRank::messages_in).
+// What has come of a message (PeerRank::messages_in). After its receive has heard of it: who sees the count may take a receive for one to which
+// nothing comes any more.
 void Matcher::count(const link::FrameHeader &h) noexcept {
   const uint64_t by = h.kind == link::FrameKind::Message       ? h.bytes + uint64_t{1}
                       : h.kind == link::FrameKind::MessageData ? h.bytes
                       : h.kind == link::FrameKind::Placed      ? 1
                                                                : 0;
-  if (by != 0) core_.peers[h.source].messages_in.fetch_add(by, std::memory_order_relaxed);
+  if (by == 0) return;
+  PeerRank &p = core_.peers[h.source];
+  const uint64_t in = p.messages_in.fetch_add(by, std::memory_order_release) + by;
+  if (p.left.load(std::memory_order_acquire) && in >= p.left_sent.load(std::memory_order_relaxed))
+    p.all_came_ns.store(now_ns(), std::memory_order_relaxed);
 }
 
 // A message or an announcement goes to the receive that waits, or aside.
@@ -319,12 +324,16 @@ link::Accept Matcher::accept_data(const link::FrameHeader &h, std::byte *&to) no
 }
 
 void Matcher::received(const link::FrameHeader &h) {
-  count(h);
   const int source = static_cast<int>(h.source);
   Operation *over = nullptr;
   {
     const auto s = table_.lock();
     if (core_.failed()) return;
+    const struct CountsAtEnd {  // with the lock
+      Matcher &matcher;
+      const link::FrameHeader &of;
+      ~CountsAtEnd() { matcher.count(of); }
+    } counts{*this, h};
     for (Operation *o = s->receiving.head; o; o = o->message.next) {
       if (o->message.source != source || o->message.id != h.id) continue;
       if (o->message.received.fetch_add(h.bytes, std::memory_order_relaxed) + h.bytes < h.total) return;

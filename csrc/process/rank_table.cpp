@@ -72,6 +72,7 @@ void RankTable::has_gone(uint32_t index, uint32_t epoch, uint32_t rank) {
 
 void RankTable::sweep() noexcept {
   std::vector<Retired> ready;
+  const Lock alone(sweeping_mutex_);  // what another thread has taken out is free when this returns
   {
     const Lock lock(retired_mutex_);
     for (size_t i = 0; i < retired_.size();) {

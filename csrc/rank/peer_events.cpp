@@ -10,9 +10,15 @@ void PeerEvents::credit(uint32_t rank, uint64_t granted) noexcept {
   core_.wake();
 }
 
+// What a rank that had left has sent, and has not come yet, may be in this host's kernel, and else does not come.
+void PeerEvents::nothing_more_of(PeerRank &p) noexcept {
+  if (p.left_sent.exchange(0, std::memory_order_relaxed) > p.messages_in.load(std::memory_order_relaxed))
+    p.all_came_ns.store(now_ns(), std::memory_order_relaxed);
+}
+
 void PeerEvents::lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept {
-  for (int q = 0; q < core_.id.world; ++q)  // of a rank that had left nothing comes any more either
-    if (core_.peers[q].process == &process) core_.peers[q].left_sent.store(0, std::memory_order_relaxed);
+  for (PeerRank &p : core_.peers)
+    if (p.process == &process) nothing_more_of(p);
   for (int q = 0; q < core_.id.world; ++q) {
     if (core_.peers[q].process != &process || core_.peers[q].left.load(std::memory_order_acquire)) continue;
     Failure lost{
@@ -33,7 +39,7 @@ void PeerEvents::link_broken(const link::Link *link, const std::string &why) noe
     if (!p.left.load(std::memory_order_acquire))
       return lost(*p.process, formatted("its data connection broke ({})", why), "is cut off");
     // The rank has left, and has closed the connection. All that the rank had to send should have come before.
-    p.left_sent.store(0, std::memory_order_relaxed);  // what has not come does not come
+    nothing_more_of(p);
     if (collectives_.waiting_on() != q) continue;
     return core_.fail(
         Status{Code::PeerLost,

@@ -25,6 +25,7 @@ class PeerEvents {
   Answer answer(uint64_t sequence) noexcept;  // about the collective of that number
 
  private:
+  static void nothing_more_of(PeerRank &p) noexcept;
   bool is_rank(uint32_t rank) const noexcept { return rank < static_cast<uint32_t>(core_.id.world); }
   RankCore &core_;
   Collectives &collectives_;

@@ -135,36 +135,53 @@ void Rank::release(Operation &op, Code result) noexcept {
   else collectives_.release(op, result);
 }
 
-// An operation that ends is in no list for a moment before it is in the recorder, and it is pending until it is. So where fewer are found than are
-// pending this looks again, for some milliseconds: others are pending before they are in a list.
-std::vector<Record> Rank::records() {
-  constexpr int kLooks = 20;
+namespace {
+
+// One look at those in flight and then at those that have ended.
+std::vector<Record> look_at_records(RankCore &core, Collectives &collectives, Messages &messages, size_t &in_flight) {
+  constexpr size_t kMostCollectives = 4096, kMost = 8192;
   std::vector<Record> flying;
   const auto add = [&](const Operation &o) {
-    flying.push_back({core_.id.serial, o.sequence, o.time.submitted_ns, 0, o.call.bytes, o.call.root,
+    flying.push_back({core.id.serial, o.sequence, o.time.submitted_ns, 0, o.call.bytes, o.call.root,
                       static_cast<uint8_t>(o.call.collective), static_cast<uint8_t>(o.call.dtype),
                       static_cast<uint8_t>(o.call.op), static_cast<uint8_t>(Code::InProgress)});
   };
-  for (int look = 0; look < kLooks; ++look) {
-    if (look > 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
-    const uint32_t pending = core_.pending.load(std::memory_order_acquire);
-    flying.clear();
-    collectives_.queue().each([&](const Operation &o) {
-      add(o);
-      return flying.size() < 4096;
-    });
-    messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
-      add(o);
-      return flying.size() < 8192;
-    });
-    if (flying.size() >= pending) break;
-  }
-  std::vector<Record> all = core_.context->recorder().read();
-  std::erase_if(all, [&](const Record &r) { return r.communicator != core_.id.serial; });
+  collectives.queue().each([&](const Operation &o) {
+    add(o);
+    return flying.size() < kMostCollectives;
+  });
+  messages.each([&](const Operation &o, const OperationList &, const MatchState &) {
+    add(o);
+    return flying.size() < kMost;
+  });
+  in_flight = flying.size() < kMostCollectives ? flying.size() : SIZE_MAX;
+  std::vector<Record> all = core.context->recorder().read();
+  std::erase_if(all, [&](const Record &r) { return r.communicator != core.id.serial; });
   std::set<std::tuple<uint64_t, int64_t, uint8_t>> ended;  // some of those in flight have ended meanwhile
   for (const Record &r : all) ended.emplace(r.sequence, r.submitted_ns, r.collective);
   for (const Record &r : flying)
     if (!ended.contains({r.sequence, r.submitted_ns, r.collective})) all.push_back(r);
+  return all;
+}
+
+}  // namespace
+
+// An operation that ends is in no list for a moment before it is in the recorder. Collectives have consecutive numbers, so a gap tells of one. A
+// message is pending until it is in the recorder. So this looks again, for some milliseconds: others are pending before they are in a list.
+std::vector<Record> Rank::records() {
+  constexpr int kLooks = 20;
+  std::vector<Record> all;
+  for (int look = 0; look < kLooks; ++look) {
+    if (look > 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    const uint32_t pending = core_.pending.load(std::memory_order_acquire);
+    size_t in_flight = 0;
+    all = look_at_records(core_, collectives_, messages_, in_flight);
+    std::set<uint64_t> numbers;
+    for (const Record &r : all)
+      if (!is_message(static_cast<Collective>(r.collective))) numbers.insert(r.sequence);
+    const bool gap = !numbers.empty() && *numbers.rbegin() - *numbers.begin() + 1 != numbers.size();
+    if (!gap && in_flight >= pending) break;
+  }
   return all;
 }
 

@@ -82,8 +82,11 @@ class Below:
             self._signal(new, signal.SIGSTOP)
 
     def kill(self) -> None:
-        """Kills what is below `roots`, and not these."""
-        self._signal(self._began, signal.SIGKILL)
+        """Kills what is below `roots`, and not these: children before their parents, and all before the roots.
+
+        The kernel lets the stopped processes of a group go on where the last parent of another group of theirs has ended.
+        """
+        self._signal(dict(reversed(self._began.items())), signal.SIGKILL)
 
     def wait(self, seconds: float) -> None:
         """Waits until those that were killed have ended, so many seconds at most."""

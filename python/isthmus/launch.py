@@ -324,9 +324,9 @@ class Job:
         try:
             below.stop()
         finally:
+            below.kill()
             for process in running:
                 process.kill()
-            below.kill()
         for process in self.processes:
             process.wait()
         below.wait(_END_S)

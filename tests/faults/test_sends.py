@@ -7,9 +7,11 @@ import signal
 from typing import Any
 
 import numpy as np
+import pytest
 
+import isthmus
 from jobs import Me, Zygote, all_say, job, results
-from patience import patient
+from patience import SOON, patient
 
 SHORT = 0.5  # the deadline of a send that begins when its receiver has been stopped
 
@@ -129,3 +131,35 @@ def test_messages_that_nobody_receives_yet_do_not_hold_up_a_collective(zygote: Z
 
     with job(zygote, 2, body, shape) as ranks:
         assert results(ranks) == [True, True]
+
+
+@pytest.mark.parametrize("source", [0, isthmus.ANY_SOURCE], ids=["of it", "of any"])
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_receive_to_which_nothing_comes_ends_soon_after_its_sender_left_whatever_has_come_before(
+    zygote: Zygote, shape: str, streams: int, source: int
+) -> None:
+    """Both sides count alike, however a message goes: else it would wait for its deadline."""
+    lengths = [0, 1, 1000, 16 << 10, (16 << 10) + 1, 1 << 20, 40 << 20, 0]
+
+    def body(me: Me) -> Any:
+        comm = me.init(timeout=20 * SOON, settings={"TCP_STREAMS": str(streams)})
+        data = [np.full(n, 7 if me.rank == 0 else 0, np.uint8) for n in lengths]
+        if me.rank == 0:
+            for work in [comm.send(x, 1, n, async_op=True) for n, x in enumerate(data)]:
+                work.wait()
+            comm.destroy()
+            me.hear()
+            return None
+        for late in (False, True):  # half of them come before their receive is called
+            for n in range(len(data)):
+                if (n % 2 == 1) == late:
+                    comm.recv(data[n], source, n)
+        assert all((x == 7).all() for x in data)
+        return me.caught(lambda: comm.recv(np.empty(8, np.uint8), source))
+
+    with job(zygote, 2, body, shape) as ranks:
+        failure = ranks[1].result()
+        assert failure["kind"] == "PeerLostError" and failure["took"] < SOON, failure
+        assert "destroyed" in failure["text"], failure
+        ranks[0].tell("end")
+        ranks[0].result()

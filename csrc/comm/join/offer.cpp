@@ -172,6 +172,7 @@ Offer make_offer(const Invitation &invitation) {
     if (invitation.settings.text(Setting::Bridge) == "ucx") mine.ucx = context->links().ucx_address();
   });
   attempt([&] {
+    context->ranks().sweep();
     mine.mailbox = context->arena().allocate_mailbox(mailbox_bytes(invitation));
     offer.mailbox = Rollback([context, at = mine.mailbox] { context->arena().free_mailbox(at); });
   });

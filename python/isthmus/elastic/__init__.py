@@ -109,7 +109,7 @@ def run(
     Raises PeerLostError where fewer than `quorum.least` ranks are left, or no more than half and the others may live;
     AbortedError where the other ranks have gone on without this one; MismatchError where the states cannot be made equal;
     DeviceError where this rank's own device has failed (the other ranks go on); SystemError, of a vendor's library, on all
-    ranks, since it does not say by whose fault; and what `step` and the hooks raise, which ends the job.
+    ranks, where none of them is gone; and what `step` and the hooks raise, which ends the job.
     """
     if comm.size < quorum.least:
         raise ArgumentError(f"elastic.run: '{comm.name}' has {comm.size} ranks, and quorum.least is {quorum.least}")
@@ -194,16 +194,20 @@ class _Job:
             self.shrink()
 
     def broken(self, error: Exception) -> Exception | None:
-        """The failure of another rank's device or library, without which to go on; None: ranks were lost as always.
+        """The failure of another rank's device or of a library, to raise where nobody is gone.
 
-        Raises it where it is this rank's, or nobody knows whose. What the communicator says counts, which is alike on
-        all ranks, before what the step has got.
+        None: ranks were lost as always.
+
+        Raises it where it is of this rank's device, or nobody knows whose. What the communicator says counts, which is alike
+        on all ranks, before what the step has got.
         """
         failure = self.comm.error
         if not isinstance(failure, _BROKEN):
             failure = error if isinstance(error, _BROKEN) else None
         if failure is None:
             return None
+        if isinstance(failure, SystemError) and not failure.ranks:
+            return failure  # of a library: perhaps one of the others is gone
         if not failure.ranks or self.comm.rank in failure.ranks:
             if isinstance(error, _BROKEN):
                 raise  # with the step's traceback
