@@ -127,7 +127,7 @@ def test_two_ranks_of_a_cffi_client(bridge: str) -> None:
 
 
 ENDING = """
-import sys
+import ctypes, sys
 sys.path.insert(0, sys.argv[1])
 import cffi
 from test_cffi_client import declarations, header
@@ -144,6 +144,8 @@ byte = ffi.new("char[1]")
 def done(_context, _result, _text):
     pass
 
+# The end of the interpreter would free the code that a late thread is about to call.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(done))
 source, none = ffi.new("int *"), ffi.NULL
 assert lib.isthmus_recv(handle[0], byte, 1, lib.ISTHMUS_UINT8, 0, 3, source, none, work) == lib.ISTHMUS_OK
 assert lib.isthmus_work_on_done(work[0], done, none) == lib.ISTHMUS_OK
