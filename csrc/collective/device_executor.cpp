@@ -42,12 +42,13 @@ bool DeviceExecutor::failed() const noexcept {
 }
 
 Status DeviceExecutor::status() const {
+  // First: on a stream that was stopped the library says that the device has failed.
+  if (ending_.stopped())
+    return {Code::Aborted,
+            formatted("its stream was stopped, because another communicator of this device failed and {} has no call that "
+                      "ends what waits there",
+                      family())};
   Status s = work_->communicator ? work_->communicator->status() : Status{};
-  if (s.ok() && ending_.stopped())
-    s = {Code::Aborted,
-         formatted("its stream was stopped, because another communicator of this device failed and {} has no call that "
-                   "ends what waits there",
-                   family())};
   if (s.ok()) s = work_->stream->status();
   return s.ok() && work_->beside ? work_->beside->status() : s;
 }

@@ -72,7 +72,7 @@ struct PeerRank {                      // what this rank knows of another rank, 
   std::atomic<int64_t> left_ns{0};
   std::atomic<uint64_t> left_done{
       0};  // the last collective that the rank had ended then: what the rank sent for it is on its way
-  // Of messages that were given to the link for it, and that have come from it: bytes, and one for each that comes unasked.
+  // Of messages that were given to the link for it, and that have come from it: bytes, and one for each that comes unasked or has none.
   std::atomic<uint64_t> messages_out{0}, messages_in{0};
   std::atomic<uint64_t> left_sent{0};   // messages_out of the rank when it left
   std::atomic<int64_t> all_came_ns{0};  // when the last of that came, or it was certain that no more does; 0: before it left

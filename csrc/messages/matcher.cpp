@@ -100,7 +100,7 @@ void Matcher::send_data(const link::FrameHeader &h) noexcept {
   op->frame.header.kind = link::FrameKind::MessageData;
   op->frame.finished = &Matcher::sent;
   PeerRank &p = core_.peers[source];
-  p.messages_out.fetch_add(op->call.bytes, std::memory_order_relaxed);
+  p.messages_out.fetch_add(std::max<uint64_t>(op->call.bytes, 1), std::memory_order_relaxed);
   p.link->post(op->frame);
 }
 
@@ -257,7 +257,7 @@ link::Accept Matcher::accept(const link::FrameHeader &h, std::byte *&to) {
 // nothing comes any more.
 void Matcher::count(const link::FrameHeader &h) noexcept {
   const uint64_t by = h.kind == link::FrameKind::Message       ? h.bytes + uint64_t{1}
-                      : h.kind == link::FrameKind::MessageData ? h.bytes
+                      : h.kind == link::FrameKind::MessageData ? (h.total != 0 ? h.bytes : 1)
                       : h.kind == link::FrameKind::Placed      ? 1
                                                                : 0;
   if (by == 0) return;

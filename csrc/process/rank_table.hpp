@@ -6,7 +6,8 @@
 //   2. A rank that leaves is taken out of the table. Peers may still read its memory, so the memory is retired.
 //   3. sweep() frees the memory and the index once no peer reads the memory any more.
 //
-// Thread rules. Any thread may call. `safe` is asked with a lock held, so `safe` must be short; `free_it` is called without one.
+// Thread rules. Any thread may call. `safe` is asked with a lock held, so `safe` must be short. `free_it` is called with
+// sweeping_mutex_ alone, so that it must not sweep; it may give pages back to the kernel.
 #pragma once
 
 #include <atomic>
@@ -68,7 +69,8 @@ class RankTable {
   std::vector<Joining> joining_ ISTHMUS_GUARDED_BY(mutex_);
   std::atomic<uint64_t> serial_{0};
 
-  Mutex sweeping_mutex_;  // taken before retired_mutex_
+  Mutex
+      sweeping_mutex_;  // taken before retired_mutex_, and held over system calls: only who makes a rank waits for it, and the control thread
   mutable Mutex retired_mutex_;
   std::vector<Retired> retired_ ISTHMUS_GUARDED_BY(retired_mutex_);
   int freeing_ ISTHMUS_GUARDED_BY(retired_mutex_) = 0;  // taken out of retired_ by sweep(), and about to be free

@@ -21,7 +21,7 @@ bool has(const std::vector<T> &all, T one) {
 // it leaves goes by another connection, and overtakes what lies in the kernels' buffers: seconds of it, where a network is slow.
 int64_t left_ns(const PeerRank &p) {
   if (!p.left.load(std::memory_order_acquire)) return -1;
-  if (p.messages_in.load(std::memory_order_acquire) < p.left_sent.load(std::memory_order_relaxed)) return -1;
+  if (p.messages_in.load(std::memory_order_acquire) < p.left_sent.load(std::memory_order_acquire)) return -1;
   return std::max(p.left_ns.load(), p.all_came_ns.load(std::memory_order_relaxed));
 }
 

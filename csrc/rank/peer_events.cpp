@@ -12,8 +12,9 @@ void PeerEvents::credit(uint32_t rank, uint64_t granted) noexcept {
 
 // What a rank that had left has sent, and has not come yet, may be in this host's kernel, and else does not come.
 void PeerEvents::nothing_more_of(PeerRank &p) noexcept {
-  if (p.left_sent.exchange(0, std::memory_order_relaxed) > p.messages_in.load(std::memory_order_relaxed))
+  if (p.left_sent.load(std::memory_order_relaxed) > p.messages_in.load(std::memory_order_relaxed))
     p.all_came_ns.store(now_ns(), std::memory_order_relaxed);
+  p.left_sent.store(0, std::memory_order_release);  // who reads it reads the time too
 }
 
 void PeerEvents::lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept {

@@ -167,12 +167,12 @@ std::vector<Record> look_at_records(RankCore &core, Collectives &collectives, Me
 }  // namespace
 
 // An operation that ends is in no list for a moment before it is in the recorder. Collectives have consecutive numbers, so a gap tells of one. A
-// message is pending until it is in the recorder. So this looks again, for some milliseconds: others are pending before they are in a list.
+// message is pending until it is in the recorder. So this looks again, for 50 ms: others are pending before they are in a list.
 std::vector<Record> Rank::records() {
-  constexpr int kLooks = 20;
+  const Deadline patience(0.05);
   std::vector<Record> all;
-  for (int look = 0; look < kLooks; ++look) {
-    if (look > 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  for (bool again = false; !again || !patience.passed(); again = true) {
+    if (again) std::this_thread::sleep_for(std::chrono::microseconds(100));
     const uint32_t pending = core_.pending.load(std::memory_order_acquire);
     size_t in_flight = 0;
     all = look_at_records(core_, collectives_, messages_, in_flight);

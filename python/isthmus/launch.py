@@ -324,9 +324,11 @@ class Job:
         try:
             below.stop()
         finally:
-            below.kill()
-            for process in running:
-                process.kill()
+            try:
+                below.kill()
+            finally:
+                for process in running:
+                    process.kill()
         for process in self.processes:
             process.wait()
         below.wait(_END_S)

@@ -265,8 +265,8 @@ void a_rank_never_joins() {
   r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
   HOLDS(x.content() == noise(0, 400), r.c->status().text);
 }
-// The peer never makes the call: nothing ends it on the device, and the rank leaves with its stream all the same.
-void a_peer_never_calls() {
+// `then` for rank 0 of two, whose call on `memory` the other never makes.
+void without_the_peer(void (*then)(std::unique_ptr<Rank> &r, void *memory)) {
   const auto id = library()->make_id();
   std::atomic<bool> over{false};
   std::thread other([&] {
@@ -279,6 +279,13 @@ void a_peer_never_calls() {
   r->join(id);
   void *const memory = runtime().allocate(0, 400'000);
   r->c->all_reduce(memory, memory, 100'000, DType::Float32, RedOp::Sum);
+  then(r, memory);
+  over = true;
+  other.join();
+  std::_Exit(fine ? 0 : 1);  // the device is as it is
+}
+// The peer never makes the call: nothing ends it on the device, and the rank leaves with its stream all the same.
+void a_peer_never_calls(std::unique_ptr<Rank> &r, void *memory) {
   HOLDS(!r->drained(0.1) && !r->c->failed() && !r->c->inside(), r->c->status().text);
   r->c->abort();
   r->c->abort();
@@ -287,24 +294,9 @@ void a_peer_never_calls() {
   r->c.reset();  // either would wait for ever for the peer
   r->stream.reset();
   HOLDS(device::abandoned_threads() == 0, "no thread is in the library");
-  over = true;
-  other.join();
-  std::_Exit(fine ? 0 : 1);  // the device is as it is
 }
 // The peer never makes the call, and a thread that waits for the device has the driver locked: even a question about the stream stands.
-void the_driver_is_locked() {
-  const auto id = library()->make_id();
-  std::atomic<bool> over{false};
-  std::thread other([&] {
-    Rank r(1, 2);
-    r.join(id);
-    while (!over) std::this_thread::sleep_for(1ms);
-    r.c->abort();
-  });
-  auto r = std::make_unique<Rank>(0, 2);
-  r->join(id);
-  void *const memory = runtime().allocate(0, 400'000);
-  r->c->all_reduce(memory, memory, 100'000, DType::Float32, RedOp::Sum);
+void the_driver_is_locked(std::unique_ptr<Rank> &r, void *) {
   HOLDS(!r->drained(0.1), "");
   static const DriverLocked locked(0);  // for good
   r->c->abort();
@@ -315,9 +307,6 @@ void the_driver_is_locked() {
   const char *const stuck = runtime().stuck(0);
   HOLDS(stuck && std::string(stuck).starts_with("aclrt"), stuck ? stuck : "the device does not count as stuck");
   HOLDS(!runtime().stuck(1), "so does another");
-  over = true;
-  other.join();
-  std::_Exit(fine ? 0 : 1);  // the device is as it is
 }
 // What a pointer is, is asked in the context that the thread has, else in one of ours. No device is begun for the question.
 void pointers_are_found() {
@@ -427,8 +416,8 @@ void another_library() {
 }
 
 const std::map<std::string, void (*)()> kScenes{{"a rank never joins", a_rank_never_joins},
-                                                {"a peer never calls", a_peer_never_calls},
-                                                {"the driver is locked", the_driver_is_locked},
+                                                {"a peer never calls", [] { without_the_peer(a_peer_never_calls); }},
+                                                {"the driver is locked", [] { without_the_peer(the_driver_is_locked); }},
                                                 {"pointers", pointers_are_found},
                                                 {"pointers first", pointers_are_found_before_any_device_is_used},
                                                 {"no thread", no_thread_can_be_had},

@@ -12,6 +12,7 @@ import pytest
 import isthmus
 from isthmus import elastic
 from jobs import Me, Zygote, job, results, until_failed
+from patience import SOON
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 from devices import DeviceArray, on_host, run_fleet
@@ -34,7 +35,7 @@ def train(comm: isthmus.Comm) -> tuple[str, tuple[int, ...], int, list[int], byt
         state["log"][number] = int(ones[0])
 
     try:
-        last = elastic.run(step, comm, state, steps=STEPS, quorum=elastic.Quorum(least=2))
+        last = elastic.run(step, comm, state, steps=STEPS, quorum=elastic.Quorum(least=2, answer=SOON))
         size = last.size
         last.barrier()
         last.destroy()
@@ -139,9 +140,10 @@ def test_several_ranks_that_an_error_names_are_all_left_out(zygote: Zygote) -> N
     assert first == third == ("finished", 2, [4] * 3 + [2] * (STEPS - 3))
 
 
-def test_an_error_that_names_nobody_ends_the_job_on_all_ranks(zygote: Zygote) -> None:
-    with job(zygote, 4, lambda me: told(me, isthmus.DeviceError, ())) as ranks:
-        assert results(ranks) == [("DeviceError", (), 3)] * 4
+@pytest.mark.parametrize("kind", [isthmus.DeviceError, isthmus.SystemError], ids=lambda kind: kind.__name__)
+def test_an_error_that_names_nobody_ends_the_job_on_all_ranks(zygote: Zygote, kind: type[isthmus.Error]) -> None:
+    with job(zygote, 4, lambda me: told(me, kind, ())) as ranks:
+        assert results(ranks) == [(kind.__name__, (), 3)] * 4
 
 
 def test_a_job_that_has_lost_nobody_by_such_an_error_ends(zygote: Zygote) -> None:

@@ -54,7 +54,7 @@ typedef enum isthmus_result {
   ISTHMUS_ERR_MISMATCH = 3,  /* ranks disagree: settings at init, or different operations at one sequence number */
   ISTHMUS_ERR_TIMEOUT = 4,   /* a deadline passed; the text names the culprit */
   ISTHMUS_ERR_PEER_LOST = 5, /* a rank's process died or its connection broke */
-  ISTHMUS_ERR_ABORTED = 6,   /* the communicator was aborted, here or by a peer */
+  ISTHMUS_ERR_ABORTED = 6,   /* the communicator was aborted, here or by a peer, or its stream was stopped with another's work */
   ISTHMUS_ERR_RESOURCE = 7,  /* out of staging memory, descriptors, ... */
   ISTHMUS_ERR_SYSTEM = 8,    /* a system call failed */
   ISTHMUS_ERR_AUTH = 9,      /* a peer could not prove the job key */

@@ -190,7 +190,7 @@ class _Job:
                 self.state.restore()
                 _, out = self.agree(0, error)
                 if broken is not None and not out:
-                    raise broken from None  # the same ranks would do the same again
+                    raise broken from error  # the same ranks would do the same again
             self.shrink()
 
     def broken(self, error: Exception) -> Exception | None:
@@ -198,19 +198,15 @@ class _Job:
 
         None: ranks were lost as always.
 
-        Raises it where it is of this rank's device, or nobody knows whose. What the communicator says counts, which is alike
-        on all ranks, before what the step has got.
+        Raises it where it is of this rank's device, or nobody knows whose. What the communicator says counts. What the step
+        has got may be of a communicator of its own, whose ranks have other numbers.
         """
         failure = self.comm.error
         if not isinstance(failure, _BROKEN):
-            failure = error if isinstance(error, _BROKEN) else None
-        if failure is None:
             return None
         if isinstance(failure, SystemError) and not failure.ranks:
             return failure  # of a library: perhaps one of the others is gone
         if not failure.ranks or self.comm.rank in failure.ranks:
-            if isinstance(error, _BROKEN):
-                raise  # with the step's traceback
             raise failure from error
         self.outside = tuple({*self.outside, *failure.ranks})
         return failure
