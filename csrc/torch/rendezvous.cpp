@@ -211,10 +211,9 @@ void StoreExchange::lead() {
     const bool all = await(acks, ranks, "confirm the rendezvous", [&] { return read(hellos) != nonces; });
     for (const std::string &key : acks) remove(key);
     if (!all) continue;
-    // Keys are removed before the commit. After the commit a fast rank may write the same keys for its next group of this
-    // name.
+    // Nonces are removed before the commit: after it a fast rank may write its next one, for another group of this name. The roster is this rank's
+    // own key, and stays until nobody looks at it any more (all_gather()).
     for (const std::string &key : hellos) remove(key);
-    remove(kRoster);
     store_->set(in_attempt("commit"), Bytes{1});
     return;
   }
@@ -248,10 +247,11 @@ void StoreExchange::join() {
     }
     attempt_.assign(roster.begin(), roster.begin() + 16);
     store_->set(in_attempt("ack/" + std::to_string(rank_)), Bytes{1});
-    const auto replaced = [&] {
-      const Bytes now = read_if_there(kRoster);
-      return !now.empty() && now != roster;
-    };
+    const auto replaced =
+        [&] {  // get() waits for a key that is removed behind check(): rank 0 leaves this one until we are through
+          const Bytes now = read_if_there(kRoster);
+          return !now.empty() && now != roster;
+        };
     if (await({in_attempt("commit")}, {0}, "confirm the rendezvous", replaced)) return;
   }
 }
@@ -277,6 +277,7 @@ void StoreExchange::all_gather(const void *send, void *recv, size_t bytes) {
     const isthmus_result result = isthmus_exchange_check();
     raise(result, c10::str("rendezvous of group ", group_, ": ", isthmus_last_error()));
   }
+  if (round == 0 && rank_ == 0) remove(kRoster);  // all have written a blob, so all have seen the commit
   const std::vector<Bytes> values = read(keys);
   for (int r = 0; r < size_; ++r) {
     const Bytes &value = values[static_cast<std::size_t>(r)];

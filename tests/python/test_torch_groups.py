@@ -343,6 +343,63 @@ def test_ranks_meet_in_a_store_that_is_written_in_python() -> None:
     torch_ranks.run(1, body, init=False)
 
 
+class SlowLook(dist.Store):
+    """A shelf as one rank sees it. The last rank looks whether rank 0 has changed the roster, hears that it is there, and is
+    slow: before it reads the roster, all have confirmed it. Rank 1 does so once the last rank has looked.
+    """
+
+    def __init__(self, shelf: Shelf, rank: int) -> None:
+        super().__init__()
+        self.shelf, self.rank, self.confirmed = shelf, rank, ""
+
+    def set(self, key: str, value: bytes | str) -> None:
+        if "/ack/" in key and self.rank == 1:
+            self.shelf.wait(["test/looked"])
+        self.shelf.set(key, value)
+        if "/ack/" in key:
+            self.confirmed = key.split("/ack/")[0]
+
+    def get(self, key: str) -> bytes:
+        return self.shelf.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        return self.shelf.add(key, amount)
+
+    def deleteKey(self, key: str) -> bool:  # the name that C++ calls it by
+        with self.shelf.changed:
+            return self.shelf.values.pop(key, None) is not None
+
+    def check(self, keys: list[str]) -> bool:
+        there = self.shelf.check(keys)
+        if keys == ["isthmus/roster"] and self.rank == 2 and self.confirmed and not self.shelf.check(["test/looked"]):
+            assert there
+            self.shelf.set("test/looked", "")
+            self.shelf.wait([f"{self.confirmed}/commit"])
+        return there
+
+
+def test_a_rank_that_looks_at_the_roster_while_the_others_confirm_it_is_not_left_behind() -> None:
+    def body() -> list[str]:
+        shelf, sums = Shelf(), []
+
+        def one(rank: int) -> None:
+            backend = _create(SlowLook(shelf, rank), rank, 3)
+            x = torch.ones(1)
+            backend.allreduce([x]).wait()
+            sums.append(x.item())
+            backend.shutdown()
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+        assert sums == [3.0] * 3
+        return sorted(shelf.values)
+
+    assert torch_ranks.run(1, body, init=False) == [["test/looked"]]
+
+
 class LastWord(dist.Store):
     """Another store, for a rank that dies when it would write its blob of one round of the exchange."""
 
