@@ -44,7 +44,7 @@ SUBJECTS = {
     "p2p": ("python/test_staging.py", "faults/test_sends.py"),
     "plan": ("python/test_plans.py", "python/test_explain.py", "python/test_leader_exchange.py"),
     "bootstrap": ("python/test_init.py", "net/test_hosts.py", "faults/test_kill.py", "faults/test_silence.py"),
-    "link": ("net/test_links.py", "net/test_streams.py", "python/test_ucx.py"),
+    "link": ("net/test_helped.py", "net/test_links.py", "net/test_streams.py", "python/test_ucx.py"),
     "ccl": (
         *("python/test_islands.py", "python/test_library_matrix.py", "python/test_library_messages.py"),
         *("python/test_missing_libraries.py", "python/test_one_vendor.py"),

@@ -11,6 +11,7 @@
 #include "base/lock.hpp"
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh_state.hpp"
+#include "bootstrap/streams_over.hpp"
 #include "net/socket.hpp"
 
 namespace isthmus::bootstrap {
@@ -38,7 +39,9 @@ std::vector<UniqueFd> open_listeners(const Settings &settings, const std::string
       failures += formatted("{}{}", failures.empty() ? "" : "; ", system_text(a.host().c_str(), error));
       continue;
     }
-    self.tcp.push_back(net::local_address(fd.get()).text());
+    const std::string text = net::local_address(fd.get()).text();
+    if (self.tcp.empty()) self.streams = static_cast<uint32_t>(streams_at(net::rate_of(net::interface_of(text))));
+    self.tcp.push_back(text);
     self.delay_us = static_cast<uint32_t>(net::longest_delay_ns(fd.get()) / 1000);
     out.push_back(std::move(fd));
   }

@@ -31,6 +31,7 @@
 // mesh of its parent.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -55,7 +56,8 @@ using Look = std::function<void()>;
 inline constexpr int64_t kLookNs = 20'000'000;  // between two calls, about
 
 inline constexpr int kMostStreams = 16;  // data connections of two processes
-// In the place of their number: the side that dials opens as many as the way's length asks for (streams_over()), to one address.
+// In the place of their number: the side that dials opens as many as the way's length asks for (streams_over()), or to a near process as many as both
+// have use for, to one address.
 inline constexpr int kStreamsByDistance = -1;
 
 struct Endpoint {     // how others reach a process. Travels in blobs.
@@ -66,8 +68,14 @@ struct Endpoint {     // how others reach a process. Travels in blobs.
   std::vector<std::string> tcp;  // "address:port", best first; IPv6 as "[..]:port"
   int64_t pid = 0;               // for messages only
   uint32_t delay_us = 0;         // how long the kernel delays an answer at most (net::longest_delay_ns); 0: it does not say
+  uint32_t streams =
+      1;  // data connections for which the process has use: by the rate of the interface of its first address (streams_at())
   // How many ways two processes have to each other: the addresses of one family that both have at least; 1 at least. The same from both sides.
   int ways_to(const Endpoint &other) const noexcept;
+  // How many data connections two processes have use for where the way is not long: 1 on one host. The same from both sides.
+  int streams_to(const Endpoint &other) const noexcept {
+    return host == other.host ? 1 : static_cast<int>(std::min(streams, other.streams));
+  }
   std::vector<std::byte> pack() const;
   static Endpoint unpack(std::span<const std::byte> bytes);  // bounded; throws Error(Mismatch) on garbage
 };

@@ -51,9 +51,10 @@ void note_reached(const Peer &peer, Absence &absence) {
     }
 }
 
-DataPlan data_plan(int streams, int64_t round_trip_ns) {
+// `near`: where the distance decides, of a way that is not long.
+DataPlan data_plan(int streams, int64_t round_trip_ns, int near) {
   const bool by_distance = streams == kStreamsByDistance, long_way = round_trip_ns >= kLongWayNs;
-  if (by_distance) streams = long_way ? streams_over(round_trip_ns, net::most_under_way()) : 1;
+  if (by_distance) streams = long_way ? streams_over(round_trip_ns, net::most_under_way()) : near;
   return {streams, !by_distance, long_way};
 }
 
@@ -221,7 +222,7 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
         const Lock its(p.mutex);
         return p.control ? net::least_round_trip_ns(p.control.get()) : 0;
       };
-      const DataPlan plan = data_plan(data_streams, round_trip_ns());
+      const DataPlan plan = data_plan(data_streams, round_trip_ns(), s.self.streams_to(endpoint));
       std::vector<DialedStream> dialed;
       ended = unlocked([&] { return dial_data(s.dialer, *peer, key, plan, deadline, look, dialed); });
       for (auto &[fd, address] : dialed) peer->data.push_back(std::move(fd)), entry.ways.push_back(address);

@@ -153,6 +153,7 @@ std::string Communicator::topology_json() const {
     if (q != rank()) {  // in shared memory the numbers count messages alone: what collectives exchange lies in slots
       link["bytes_sent"] = p.link->bytes_sent.load();
       link["bytes_received"] = p.link->bytes_received.load();
+      link["bytes_helped"] = p.link->bytes_helped.load();
     }
     links.push_back(std::move(link));
   }

@@ -123,6 +123,7 @@ class Link {
   bool try_turn() noexcept { return !turn_.test_and_set(std::memory_order_acquire); }
   void end_turn() noexcept { turn_.clear(std::memory_order_release); }
   std::atomic<uint64_t> bytes_sent{0}, bytes_received{0};
+  std::atomic<uint64_t> bytes_helped{0};  // of these, moved by threads that helped (link/hands.hpp)
 
  private:
   std::atomic_flag turn_;

@@ -21,6 +21,8 @@ constexpr uint32_t kPiece = 512 * 1024;  // bytes of a bulk payload; the header'
 constexpr size_t kBurst =
     2 * 1024 * 1024;  // bytes of one stream and direction in one progress(), so both directions get their time
 
+constexpr int kRounds = kBurst / kPiece;  // likewise, of large pieces that several threads move
+
 constexpr size_t kWorth = 32 * 1024;        // less than this of a piece is no reason to look again at once
 constexpr uint32_t kLowWater = 128 * 1024;  // a sleeper within a payload is woken for so much of it, or for its end
 constexpr int64_t kAskAgain = 250'000;      // a deferred frame is offered again after so long
@@ -39,9 +41,10 @@ void confirmed(Outgoing &out) noexcept {
 
 }  // namespace
 
-TcpLink::TcpLink(std::vector<UniqueFd> sockets, int64_t delay_ns, int64_t long_way_ns)
+TcpLink::TcpLink(std::vector<UniqueFd> sockets, int64_t delay_ns, int64_t long_way_ns, Hands *hands)
     : several_(sockets.size() > 1),
       long_way_(several_ && long_way_ns > 0),
+      hands_(several_ ? hands : nullptr),
       book_(sockets.size(), long_way_ ? kRoom : 0),
       news_(sockets.size()),
       interfaces_(sockets.size()),
@@ -155,61 +158,58 @@ bool TcpLink::release_senders() noexcept {
   return released;
 }
 
-bool TcpLink::write_stream(SocketStream &s) {
+bool TcpLink::SocketStream::write() noexcept {
+  iovec parts[2];
+  int count = 0;
+  if (sent < sizeof(FrameHeader))
+    parts[count++] = {reinterpret_cast<std::byte *>(&header) + sent, sizeof(FrameHeader) - sent};
+  const uint64_t done = sent > sizeof(FrameHeader) ? sent - sizeof(FrameHeader) : 0;
+  if (done < header.bytes) parts[count++] = {const_cast<std::byte *>(data + done), header.bytes - done};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = static_cast<size_t>(count);
+  ssize_t n;
+  do n = ::sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  while (n < 0 && errno == EINTR);
+  if (n >= 0) sent += static_cast<uint64_t>(n);
+  else if (errno == EAGAIN || errno == EWOULDBLOCK) full.store(true, std::memory_order_relaxed);
+  else failed = errno;
+  return n >= 0;
+}
+
+bool TcpLink::write_stream(SocketStream &s, Large large) {
   bool moved = false;
   size_t burst = 0;
   s.full.store(false, std::memory_order_relaxed);
   while (burst < kBurst && (s.writing || next_piece(s))) {
-    const uint64_t whole = sizeof(FrameHeader) + s.header.bytes;
-    iovec parts[2];
-    int count = 0;
-    if (s.sent < sizeof(FrameHeader))
-      parts[count++] = {reinterpret_cast<std::byte *>(&s.header) + s.sent, sizeof(FrameHeader) - s.sent};
-    const uint64_t done = s.sent > sizeof(FrameHeader) ? s.sent - sizeof(FrameHeader) : 0;
-    if (done < s.header.bytes) { parts[count++] = {const_cast<std::byte *>(s.data + done), s.header.bytes - done}; }
-    msghdr message{};
-    message.msg_iov = parts;
-    message.msg_iovlen = static_cast<size_t>(count);
-    const ssize_t n = ::sendmsg(s.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) {
-        s.full.store(true, std::memory_order_relaxed);
-        break;
+    if (large == Large::Later && s.large_out()) break;
+    if (const uint64_t before = s.sent; s.unsent() != 0) {
+      if (s.failed != 0 || !s.write()) break;
+      asks_.store(several_, std::memory_order_relaxed);
+      burst += s.sent - before;
+      if (!s.note) {
+        moved = moved || burst >= kWorth || s.unsent() == 0;
+        bytes_sent.fetch_add(s.sent - before, std::memory_order_relaxed);
       }
-      s.mute = true;  // what the peer sent before this is still to be read
-      if (several_) book_.mute(s.index);
-      s.why = end_text_ = system_text("send", errno);
-      return moved;
+      if (s.unsent() != 0) continue;
     }
-    asks_.store(several_, std::memory_order_relaxed);
-    s.sent += static_cast<uint64_t>(n);
-    burst += static_cast<size_t>(n);
-    if (!s.note) {
-      moved = moved || burst >= kWorth || s.sent == whole;
-      bytes_sent.fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
-    }
-    if (s.sent != whole) continue;
     Outgoing *const out = s.out;
     s.stop(writing_);
     if (out && !several_) confirmed(*out);
+  }
+  if (s.failed != 0 && !s.mute) {
+    s.mute = true;  // what the peer sent before this is still to be read
+    if (several_) book_.mute(s.index);
+    s.why = end_text_ = system_text("send", s.failed);
   }
   return moved;
 }
 
 // ---- reading -------------------------------------------------------------------------------------------------------------------------
 
-bool TcpLink::read_stream(SocketStream &s, FrameSink &sink) {
-  const bool moved = read_frames(s, sink);
-  if (s.over) return moved;
-  // A thread may sleep on the socket while this thread reads. What is left of the payload must be enough to wake the sleeper.
-  if (const uint32_t left = std::max(s.in.payload_left(), 1u); s.in.low_water() > left)
-    s.in.set_low_water(s.socket.get(), left);
-  return moved;
-}
-
-bool TcpLink::read_frames(SocketStream &s, FrameSink &sink) {
+bool TcpLink::read_frames(SocketStream &s, FrameSink &sink, Large large) {
   Burst burst;
+  if (large == Large::Later && !s.mute) burst.leave = SocketStream::kLarge;
   bool moved = false, note = false, frame = false;
   auto result = TcpReader::Result::More;
   while (result == TcpReader::Result::More && burst.bytes < kBurst) {
@@ -244,8 +244,22 @@ bool TcpLink::take_note(SocketStream &s, FrameSink &sink) {
   });
   if (heard == StreamBook::Heard::Fault) die(sink, "protocol error: the peer says that more has come than was sent");
   if (heard == StreamBook::Heard::Ended) {
-    gave_up_ns_ = now_ns();
+    when_.gave_up_ns = now_ns();
     close(*streams_[note.slot], "the peer has lost it");
+  }
+  return moved;
+}
+
+// Every stream is written and read once.
+bool TcpLink::go_round(FrameSink &sink, Large large) {
+  bool moved = false;
+  for (auto &s : streams_)
+    if (!s->over && !s->mute) moved |= write_stream(*s, large);
+  for (auto &s : streams_) {
+    if (dead_.load(std::memory_order_relaxed)) break;
+    if (s->over) continue;
+    moved |= read_frames(*s, sink, large);
+    if (!s->over) s->keep_awake();
   }
   return moved;
 }
@@ -260,11 +274,13 @@ bool TcpLink::progress(FrameSink &sink) {
       if (!s->over) windows_.see(s->index, net::window(s->socket.get()));
     windows_.looked(now_ns());
   }
-  for (auto &s : streams_)
-    if (!s->over && !s->mute) moved |= write_stream(*s);
-  for (size_t i = 0; i < streams_.size() && !dead_.load(std::memory_order_relaxed); ++i)
-    if (!streams_[i]->over) moved |= read_stream(*streams_[i], sink);
-  if (dead_.load(std::memory_order_relaxed)) return moved;
+  const Large large = hands_ && hands_->any() ? Large::Later : Large::Now;
+  for (int rounds = 0; rounds < kRounds; ++rounds) {
+    moved |= go_round(sink, large);
+    if (dead_.load(std::memory_order_relaxed)) return moved;
+    if (large == Large::Now || !move_large()) break;
+    moved = true;
+  }
   if (several_) {  // what has come is confirmed before a thread sleeps
     for (auto &s : streams_)
       if (!s->over && !s->mute && !s->writing && book_.to_tell(s->index)) moved |= write_stream(*s);
@@ -272,16 +288,16 @@ bool TcpLink::progress(FrameSink &sink) {
     if (long_way_) moved |= release_senders();
   }
   if (!std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over || s->mute; })) {
-    mute_ns_ = 0;
+    when_.mute_ns = 0;
     return moved;
   }
   // A peer that has said all closes all streams at once, but they are read one after another.
   const bool all = std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over.load(); });
   const int64_t now = now_ns();
-  if (moved || mute_ns_ == 0) mute_ns_ = now;
-  if (gave_up_ns_ != 0 && now - gave_up_ns_ < kComesAgain)
+  if (moved || when_.mute_ns == 0) when_.mute_ns = now;
+  if (when_.gave_up_ns != 0 && now - when_.gave_up_ns < kComesAgain)
     asks_.store(true, std::memory_order_relaxed);  // a sleeper is to look again
-  else if (all || now - mute_ns_ > kMute) die(sink, end_text_);
+  else if (all || now - when_.mute_ns > kMute) die(sink, end_text_);
   return moved;
 }
 
@@ -294,7 +310,7 @@ void TcpLink::cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t so
       Outgoing *out = std::exchange(s->out, nullptr);
       if (s->sent == 0 && !several_) {  // nothing of the piece has left
         s->stop(writing_);
-      } else {
+      } else if (s->unsent() != 0) {
         // The user has the buffer back, and the peer must not take what the user writes next for data of the frame: the abort goes another
         // way and may come later. So the rest is copied: at most one piece, and never in an operation that succeeds.
         const uint64_t done = s->sent > sizeof(FrameHeader) ? s->sent - sizeof(FrameHeader) : 0;

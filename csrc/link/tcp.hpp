@@ -23,6 +23,14 @@
 // A stream whose other host is silent (link/stream_silence.hpp) is lost as well, while there is another one that answers. The two ends may
 // take one stream each for silent, and be left with none. So a link that has lost a stream that way waits some time for a new connection.
 //
+// Where threads are there to help (link/hands.hpp), the large pieces of several streams are moved side by side:
+//
+//   the thread with the turn                            helpers
+//     every stream: what is small is written and read, a large piece is begun and left
+//     share():  the piece of a stream  ------------>      the piece of another
+//               and of the next one    <------------      ...
+//     every stream again: what has come or gone is counted, and the next pieces are begun
+//
 // A socket that is closed while notes are on their way to it resets its connection, and what its kernel had not sent, or had to send again, is lost.
 // So a process that ends waits until the other hosts have everything (left()).
 #pragma once
@@ -33,6 +41,7 @@
 
 #include "base/handles.hpp"
 #include "link/frame.hpp"
+#include "link/hands.hpp"
 #include "link/interface_doubt.hpp"
 #include "link/stream_book.hpp"
 #include "link/stream_news.hpp"
@@ -45,8 +54,9 @@ namespace isthmus::link {
 class TcpLink final : public Link {
  public:
   // `sockets`: connected, non-blocking; at most StreamBook::kMostStreams. `delay_ns`: how long the peer's kernel delays its answers at most; 0: it
-  // has not said. `long_way_ns`: the least round trip, where it is so long that senders are not to wait for one.
-  explicit TcpLink(std::vector<UniqueFd> sockets, int64_t delay_ns = 0, int64_t long_way_ns = 0);
+  // has not said. `long_way_ns`: the least round trip, where it is so long that senders are not to wait for one. `hands`: who may help, or null;
+  // outlives the link's use.
+  explicit TcpLink(std::vector<UniqueFd> sockets, int64_t delay_ns = 0, int64_t long_way_ns = 0, Hands *hands = nullptr);
   ~TcpLink() override;
   void post(Outgoing &out) noexcept override;
   bool progress(FrameSink &sink) override;
@@ -62,9 +72,11 @@ class TcpLink final : public Link {
 
  private:
   struct SocketStream;
-  bool write_stream(SocketStream &s);
-  bool read_stream(SocketStream &s, FrameSink &sink);
-  bool read_frames(SocketStream &s, FrameSink &sink);
+  enum class Large : uint8_t { Now, Later };  // what is large: is moved along with the rest, or left for move_large()
+  bool go_round(FrameSink &sink, Large large);
+  bool write_stream(SocketStream &s, Large large = Large::Now);
+  bool read_frames(SocketStream &s, FrameSink &sink, Large large);
+  bool move_large() noexcept;  // the large pieces that were left, of all streams
   bool take_note(SocketStream &s, FrameSink &sink);
   bool next_piece(SocketStream &s);
   bool next_owed(SocketStream &s);
@@ -76,6 +88,7 @@ class TcpLink final : public Link {
   void die(FrameSink &sink, const std::string &why);
 
   const bool several_, long_way_;
+  Hands *const hands_;  // null: nobody ever helps
   std::vector<std::unique_ptr<SocketStream>> streams_;
   StreamBook book_;
   HalfPayloads half_;
@@ -85,10 +98,12 @@ class TcpLink final : public Link {
   OutQueue ordered_, bulk_;
   std::atomic<uint64_t> bulk_bytes_{0};  // of bulk_, posted and not yet given to a stream
   std::atomic<bool> dead_{false};
-  std::string end_text_;              // why a stream was lost or fell mute last
-  int64_t mute_ns_ = 0;               // since when no stream can be written, and nothing has come either; 0: one can
-  int64_t looked_ns_ = 0;             // when it was last asked whether the peer's host answers
-  int64_t gave_up_ns_ = 0;            // when either end took a stream for silent; 0: none was
+  std::string end_text_;  // why a stream was lost or fell mute last
+  struct {
+    int64_t mute_ns = 0;     // since when no stream can be written, and nothing has come either; 0: one can
+    int64_t looked_ns = 0;   // when it was last asked whether the peer's host answers
+    int64_t gave_up_ns = 0;  // when either end took a stream for silent; 0: none was
+  } when_;
   std::atomic<uint32_t> writing_{0};  // the streams that have a piece half written
   std::atomic<uint32_t> waiting_{0};  // pieces that are to be confirmed, and whose senders wait
   uint32_t kept_ = 0;                 // likewise, and whose senders are free: copies

@@ -39,8 +39,8 @@ void TcpLink::take_offers() {
 void TcpLink::look_for_silence() {
   if (!asks_.load(std::memory_order_relaxed)) return;
   const int64_t now = now_ns();
-  if (now - looked_ns_ < StreamSilence::kLookNs) return;
-  looked_ns_ = now;
+  if (now - when_.looked_ns < StreamSilence::kLookNs) return;
+  when_.looked_ns = now;
   bool asks = book_.owes().any;
   int64_t round = 0;
   std::array<int64_t, StreamBook::kMostStreams> silent{};
@@ -60,7 +60,7 @@ void TcpLink::look_for_silence() {
     const auto answers = [&](const auto &o) { return o != s && goes(*o) && book_.up(o->index) && o->silence.answers(); };
     if (silent[s->index] == 0 || std::none_of(streams_.begin(), streams_.end(), answers)) continue;
     s->silence.lost(now);
-    gave_up_ns_ = now;
+    when_.gave_up_ns = now;
     const int64_t delay = s->silence.delay_ns();
     lose(*s, formatted("the peer's host has acknowledged nothing for {} ms{}", silent[s->index] / 1'000'000,
                        delay == 0 ? "" : formatted("; it delays no answer by more than {} ms", delay / 1'000'000)));

@@ -42,10 +42,8 @@ TcpReader::Result TcpReader::step(int socket, FrameSink &sink, std::atomic<uint6
     std::memcpy(&header_, buffer_ + begin_, sizeof header_);
     begin_ += sizeof header_;
     if (half_ && is_note(header_)) return Result::Note;
-    if (const char *fault = frame_fault(header_)) {
-      why_ = formatted("protocol error: {}", fault);
-      return Result::Fault;
-    }
+    fault_ = frame_fault(header_);
+    if (fault_) return Result::Fault;
     have_header_ = true;
     accepted_ = false;
     since_ = 0;
@@ -99,7 +97,7 @@ TcpReader::Result TcpReader::offer(FrameSink &sink, Burst &burst) {
   return Result::More;
 }
 
-TcpReader::Result TcpReader::read_payload(int socket, Burst &burst) {
+TcpReader::Result TcpReader::read_payload(int socket, Burst &burst) noexcept {
   while (left_ > 0) {
     if (begin_ < end_) {
       const size_t n = std::min<size_t>(left_, end_ - begin_);
@@ -109,7 +107,7 @@ TcpReader::Result TcpReader::read_payload(int socket, Burst &burst) {
       burst.moved = true;
       continue;
     }
-    if (burst.drained) return Result::Wait;
+    if (burst.drained || (to_ && left_ >= burst.leave && !ended_)) return Result::Wait;
     begin_ = end_ = 0;
     // A drained payload goes through the buffer. Any other goes straight to its place.
     const size_t want = to_ ? left_ : std::min<size_t>(left_, kBuffer);
@@ -124,8 +122,8 @@ TcpReader::Result TcpReader::read_payload(int socket, Burst &burst) {
   return Result::More;
 }
 
-TcpReader::Result TcpReader::receive(int socket, std::byte *to, size_t want, size_t &got) {
-  for (;;) {
+TcpReader::Result TcpReader::receive(int socket, std::byte *to, size_t want, size_t &got) noexcept {
+  while (!ended_) {
     const ssize_t n = ::recv(socket, to, want, MSG_DONTWAIT);
     if (n > 0) {
       got = static_cast<size_t>(n);
@@ -133,9 +131,21 @@ TcpReader::Result TcpReader::receive(int socket, std::byte *to, size_t want, siz
     }
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Result::Wait;
-    why_ = n == 0 ? std::string("the peer closed the connection") : system_text("recv", errno);
-    return Result::Ended;
+    error_ = n == 0 ? 0 : errno;  // the kernel says once that a connection has failed
+    ended_ = true;
   }
+  return Result::Ended;
+}
+
+bool TcpReader::bring(int socket) noexcept {
+  Burst burst;
+  read_payload(socket, burst);
+  return burst.bytes != 0;
+}
+
+std::string TcpReader::why() const {
+  if (fault_) return formatted("protocol error: {}", fault_);
+  return error_ == 0 ? "the peer closed the connection" : system_text("recv", error_);
 }
 
 void TcpReader::cancel(uint32_t member, uint32_t epoch) noexcept {
@@ -154,6 +164,8 @@ void TcpReader::lose() {
 void TcpReader::forget() noexcept {
   have_header_ = accepted_ = false;
   to_ = place_ = nullptr;
+  fault_ = nullptr;
+  ended_ = false;
   deferred_.store(false, std::memory_order_relaxed);
 }
 

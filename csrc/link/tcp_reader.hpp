@@ -5,7 +5,7 @@
 //   2. The sink says where the payload belongs, or drops the frame, or defers the frame to a later look.
 //   3. The payload is copied out of the buffer. The rest of the payload is received straight at its place.
 //
-// The holder of the link's turn (link/frame.hpp) uses the reader. Sleepers read deferred() without the turn.
+// The holder of the link's turn (link/frame.hpp) uses the reader, or has another thread use bring() meanwhile. Sleepers read deferred() without the turn.
 #pragma once
 
 #include <atomic>
@@ -20,9 +20,10 @@ namespace isthmus::link {
 
 // What one look at a stream has done so far.
 struct Burst {
-  size_t bytes = 0;      // received
-  bool drained = false;  // the last read came back short: nothing more waits in the kernel
-  bool moved = false;    // a frame has come to an end, or much was received
+  size_t bytes = 0;             // received
+  bool drained = false;         // the last read came back short: nothing more waits in the kernel
+  bool moved = false;           // a frame has come to an end, or much was received
+  uint32_t leave = UINT32_MAX;  // a payload of which so much is still in the socket is left there, for bring()
 };
 
 // The payloads that were half here when their streams were lost. The sink has accepted them and is not asked again: the frames come once more,
@@ -57,8 +58,12 @@ class TcpReader {
   };
   // Reads once into the buffer, or brings one frame to its end. `counted` rises by each frame that has come to its end.
   Result step(int socket, FrameSink &sink, std::atomic<uint64_t> &counted, Burst &burst);
-  const std::string &why() const noexcept { return why_; }
+  std::string why() const;
   const FrameHeader &header() const noexcept { return header_; }
+
+  // Receives what is here of the payload in work, without a step's other parts: no sink is asked or told. The next step goes on where this ends. True:
+  // something has come.
+  bool bring(int socket) noexcept;
 
   // The stream is lost, and its frames will come by another one. The reader is as new, for the stream's next connection.
   void lose();
@@ -71,6 +76,8 @@ class TcpReader {
   bool deferred() const noexcept { return deferred_.load(std::memory_order_relaxed); }
   // Bytes of the payload in work that are still in the socket; 0: no payload is in work.
   uint32_t payload_left() const noexcept { return have_header_ && accepted_ && begin_ == end_ ? left_ : 0; }
+  // The same, where it goes straight to its place and the stream has not ended, as far as is known.
+  uint32_t to_bring() const noexcept { return to_ && !ended_ ? payload_left() : 0; }
   // The socket counts as readable from so many bytes on (SO_RCVLOWAT).
   void set_low_water(int socket, uint32_t bytes) noexcept;
   uint32_t low_water() const noexcept { return low_water_; }
@@ -81,9 +88,9 @@ class TcpReader {
 
   Result read_header(int socket, Burst &burst);
   Result offer(FrameSink &sink, Burst &burst);
-  Result read_payload(int socket, Burst &burst);
+  Result read_payload(int socket, Burst &burst) noexcept;
   // Receives up to `want` bytes; `got` says how many came.
-  Result receive(int socket, std::byte *to, size_t want, size_t &got);
+  Result receive(int socket, std::byte *to, size_t want, size_t &got) noexcept;
 
   HalfPayloads *const half_;
   std::byte buffer_[kBuffer];
@@ -96,7 +103,9 @@ class TcpReader {
   int64_t since_ = 0;  // when the sink first deferred the frame; 0: never
   std::atomic<bool> deferred_{false};
   uint32_t low_water_ = 1;
-  std::string why_;
+  const char *fault_ = nullptr;  // how the peer breaks the protocol
+  bool ended_ = false;           // the stream has
+  int error_ = 0;                // it has failed: errno. 0: the peer has closed it
 };
 
 }  // namespace isthmus::link

@@ -14,6 +14,7 @@
 
 #include "base/error.hpp"
 #include "base/handles.hpp"
+#include "base/small_file.hpp"
 
 namespace isthmus::net {
 namespace {
@@ -251,6 +252,15 @@ std::string interface_of(std::string_view address) {
   for (const Interface &i : interfaces())
     if (i.address.same_host(wanted)) return i.name;
   return {};
+}
+
+int64_t rate_of(const std::string &interface, const std::string &under) {
+  if (interface.empty() || interface.find('/') != std::string::npos) return 0;
+  const std::string said =
+      read_small_file((under + "/" + interface + "/speed").c_str());  // cannot be read where the interface is down
+  int64_t rate = 0;
+  const auto [end, error] = std::from_chars(said.data(), said.data() + said.size(), rate);
+  return error == std::errc{} ? std::max<int64_t>(rate, 0) : 0;
 }
 
 }  // namespace isthmus::net

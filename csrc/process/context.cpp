@@ -117,7 +117,7 @@ Context::Context(const Settings &settings, const std::string &route_hint)
       spin_ns_(settings.integer(Setting::SpinMicros) * 1000),
       stores_(stores_of(settings.text(Setting::Stores))),
       devices_(arena_),
-      links_(arena_, ranks_, data_streams_, stores_, spin_ns_),
+      links_(arena_, ranks_, data_streams_, helpers_, stores_, spin_ns_),
       data_streams_(arena_.doorbell()),
       staging_(arena_, ranks_),
       control_(arena_.doorbell(), ranks_, links_, data_streams_, settings.integer(Setting::HeartbeatMs) * 1'000'000),

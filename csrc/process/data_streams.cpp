@@ -25,6 +25,11 @@ void DataStreams::add(bootstrap::Peer &peer, link::TcpLink &link) {
   links_.back()->told = link.news().report();
 }
 
+bool DataStreams::several() const {
+  const Lock lock(mutex_);
+  return std::any_of(links_.begin(), links_.end(), [](const auto &w) { return w->told.size() > 1; });
+}
+
 void DataStreams::use_key(const bootstrap::Peer &peer, const bootstrap::Bytes16 &key) {
   const Lock lock(mutex_);
   for (auto &w : links_) {

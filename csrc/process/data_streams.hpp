@@ -45,6 +45,7 @@ class DataStreams {
     std::vector<link::StreamReport> streams;
   };
   std::vector<OfPeer> report() const;
+  bool several() const;  // some link has more than one
 
  private:
   static constexpr double kAttemptSeconds = 1;

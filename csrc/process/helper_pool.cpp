@@ -76,8 +76,28 @@ void HelperPool::copy(void *to, const void *from, size_t bytes, bool past_caches
   if (!share(part, &job, bytes, 1)) copy_part(job, 0, bytes);
 }
 
+void HelperPool::each(void (*work)(void *job, size_t i), void *job, size_t count) noexcept {
+  struct Each {
+    void (*work)(void *job, size_t i);
+    void *job;
+  };
+  const Each all{work, job};
+  const Part part = [](const void *shared, size_t begin, size_t n) {
+    const Each &each = *static_cast<const Each *>(shared);
+    for (size_t i = begin; i < begin + n; ++i) each.work(each.job, i);
+  };
+  if (count < 2 || !put_up(part, &all, count, 1)) part(&all, 0, count);
+}
+
 bool HelperPool::share(Part part, const void *job, size_t count, size_t unit) noexcept {
-  if (helpers_.empty() || count * unit < kLeast) return false;
+  if (count * unit < kLeast) return false;
+  // Each thread gets a few parts, so a thread that comes late takes fewer. A part is of whole cache lines.
+  const size_t takers = helpers_.size() + 1, least = std::max(kPart / unit, size_t{1});
+  return put_up(part, job, count, std::max((count / (4 * takers) + kLine - 1) / kLine * kLine, least));
+}
+
+bool HelperPool::put_up(Part part, const void *job, size_t count, size_t size) noexcept {
+  if (helpers_.empty()) return false;
   const auto free =
       std::find_if(desks_.begin(), desks_.end(), [](Desk &d) { return !d.taken.test_and_set(std::memory_order_acquire); });
   if (free == desks_.end()) return false;
@@ -85,9 +105,7 @@ bool HelperPool::share(Part part, const void *job, size_t count, size_t unit) no
   desk.part = part;
   desk.job = job;
   desk.count = count;
-  // Each thread gets a few parts, so a thread that comes late takes fewer. A part is of whole cache lines.
-  const size_t takers = helpers_.size() + 1, least = std::max(kPart / unit, size_t{1});
-  desk.size = std::max((count / (4 * takers) + kLine - 1) / kLine * kLine, least);
+  desk.size = size;
   desk.next.store(0, std::memory_order_relaxed);
   // A helper that came too late for the last job of this desk may still be counted.
   desk.inside.fetch_and(~kClosed, std::memory_order_release);

@@ -1,4 +1,4 @@
-// Threads that help with large sums and copies of host memory.
+// Threads that help with large sums and copies of host memory, and with what else is cut into parts (each()).
 //
 //   1. Whoever has such a job puts it on a desk. It is cut into parts.
 //   2. The helpers and the calling thread take the parts in turn.
@@ -31,7 +31,7 @@ class HelperPool {
 
   // `spin_ns`: how long a helper polls. Throws Error(Resource) where no thread can be had.
   HelperPool(int threads, int64_t spin_ns);
-  ~HelperPool();  // no thread may be inside reduce() or copy()
+  ~HelperPool();  // no thread may be inside reduce(), copy() or each()
   HelperPool(const HelperPool &) = delete;
   HelperPool &operator=(const HelperPool &) = delete;
 
@@ -41,6 +41,8 @@ class HelperPool {
   // memcpy; `past_caches`: with stores past the caches where the processor has such stores. The ranges may not overlap. Any thread, any number
   // at a time.
   void copy(void *to, const void *from, size_t bytes, bool past_caches) noexcept;
+  // work(job, i) once for each i below `count`, each of them a part. Any thread, any number at a time. Allocates nothing.
+  void each(void (*work)(void *job, size_t i), void *job, size_t count) noexcept;
 
  private:
   // Does `count` units of a job from unit `begin` on.
@@ -58,6 +60,8 @@ class HelperPool {
 
   // A unit has `unit` bytes. False: nothing was done, because nobody would help.
   bool share(Part part, const void *job, size_t count, size_t unit) noexcept;
+  // The same, in parts of `size` units, however short the job is.
+  bool put_up(Part part, const void *job, size_t count, size_t size) noexcept;
   static void take_parts(Desk &desk) noexcept;
   void help(size_t number) noexcept;
 

@@ -20,4 +20,9 @@ void Helpers::copy(void *to, const void *from, size_t bytes, bool past_caches) n
   reduce::copy(to, from, bytes, past_caches);
 }
 
+void Helpers::share(void (*work)(void *job, size_t i), void *job, size_t count) noexcept {
+  if (HelperPool *const pool = pool_.load(std::memory_order_acquire)) return pool->each(work, job, count);
+  for (size_t i = 0; i < count; ++i) work(job, i);
+}
+
 }  // namespace isthmus::process

@@ -1,4 +1,5 @@
-// The process's pool of threads that help with sums and copies (helper_pool.hpp). The pool is made when the first communicator wants helpers.
+// The process's pool of threads that help with sums and copies, and with the sockets of a TCP link (helper_pool.hpp). The pool is made when the first
+// communicator wants helpers.
 #pragma once
 
 #include <atomic>
@@ -7,12 +8,13 @@
 #include <memory>
 
 #include "base/lock.hpp"
+#include "link/hands.hpp"
 #include "process/helper_pool.hpp"
 #include "reduce/reduce.hpp"
 
 namespace isthmus::process {
 
-class Helpers {
+class Helpers final : public link::Hands {
  public:
   // `asked`: the setting ReduceThreads; negative: as many as a communicator says. `spin_ns`: how long a helper polls.
   Helpers(int asked, int64_t spin_ns) : asked_(asked), spin_ns_(spin_ns) {}
@@ -32,6 +34,9 @@ class Helpers {
   }
   // memcpy with the helpers that there are, past the caches or through them. Any thread.
   void copy(void *to, const void *from, size_t bytes, bool past_caches) noexcept;
+  // As in link::Hands.
+  bool any() const noexcept override { return pool_.load(std::memory_order_acquire) != nullptr; }
+  void share(void (*work)(void *job, size_t i), void *job, size_t count) noexcept override;
 
  private:
   const int asked_;

@@ -36,10 +36,12 @@ StreamRingBody make_ring(link::Arena &arena) {
 
 }  // namespace
 
-Links::Links(link::Arena &arena, const RankTable &ranks, DataStreams &streams, Stores stores, int64_t spin_ns)
+Links::Links(link::Arena &arena, const RankTable &ranks, DataStreams &streams, link::Hands &hands, Stores stores,
+             int64_t spin_ns)
     : arena_(arena),
       ranks_(ranks),
       data_streams_(streams),
+      hands_(hands),
       stores_(stores),
       watch_(arena.doorbell()),
       spin_ns_(spin_ns),
@@ -166,7 +168,8 @@ link::Link *Links::link_to(bootstrap::Peer *peer, Carrier carrier) {
   } else if (carrier == Carrier::Tcp) {
     const int64_t round_trip_ns = peer->round_trip_ns.load(std::memory_order_relaxed);
     const int64_t long_way_ns = round_trip_ns >= bootstrap::kLongWayNs ? round_trip_ns : 0;
-    auto tcp = std::make_unique<link::TcpLink>(std::move(peer->data), peer->endpoint.delay_us * int64_t{1000}, long_way_ns);
+    auto tcp = std::make_unique<link::TcpLink>(std::move(peer->data), peer->endpoint.delay_us * int64_t{1000}, long_way_ns,
+                                               &hands_);
     data_streams_.add(*peer, *tcp);
     if (tcp->news().streams() > 1) need_driving_.store(true, std::memory_order_release);
     slot->link = std::move(tcp);

@@ -23,6 +23,7 @@
 #include "bootstrap/mesh.hpp"
 #include "link/arena.hpp"
 #include "link/frame.hpp"
+#include "link/hands.hpp"
 #include "link/memory.hpp"
 #include "link/ucx.hpp"
 #include "net/prompt_timer.hpp"
@@ -50,8 +51,10 @@ struct Streams {
 
 class Links final {
  public:
-  // `stores`: into memory that other ranks read. `spin_ns`: how long a thread spins before it sleeps.
-  Links(link::Arena &arena, const RankTable &ranks, DataStreams &streams, Stores stores, int64_t spin_ns);
+  // `hands`: help links of several streams, and outlive the last drive(). `stores`: into memory that other ranks read. `spin_ns`: how long a thread
+  // spins before it sleeps.
+  Links(link::Arena &arena, const RankTable &ranks, DataStreams &streams, link::Hands &hands, Stores stores,
+        int64_t spin_ns);
   void begin(bootstrap::Mesh &mesh) noexcept { mesh_ = &mesh; }  // before the first connect()
 
   // The process with this endpoint, connected as asked. `streams`: null, where its frames go through memory. `look`: asked now and then while the
@@ -145,6 +148,7 @@ class Links final {
   link::Arena &arena_;
   const RankTable &ranks_;
   DataStreams &data_streams_;
+  link::Hands &hands_;
   const Stores stores_;
   bootstrap::Mesh *mesh_ = nullptr;
 

@@ -133,6 +133,22 @@ TEST(Endpoint, CountsTheWaysByTheFamilyThatBothHave) {
   EXPECT_EQ(six.ways_to(one), 1);
 }
 
+TEST(Endpoint, HasAsManyNearStreamsAsBothHaveUseForAndOneOnOneHost) {
+  Endpoint slow, fast, faster;
+  slow.host = {1}, fast.host = {2}, faster.host = {3};
+  fast.streams = 4, faster.streams = 8;
+  EXPECT_EQ(slow.streams_to(faster), 1);
+  EXPECT_EQ(faster.streams_to(fast), 4);
+  EXPECT_EQ(fast.streams_to(faster), 4);
+  EXPECT_EQ(faster.streams_to(faster), 1) << "nothing of what goes between them passes an interface";
+}
+
+TEST(StreamsAt, OneForEach25GigabitsASecondFromOneToEight) {
+  static_assert(streams_at(0) == 1 && streams_at(-1) == 1, "a rate that is not known");
+  static_assert(streams_at(10'000) == 1 && streams_at(25'000) == 1 && streams_at(40'000) == 2);
+  static_assert(streams_at(100'000) == 4 && streams_at(200'000) == 8 && streams_at(INT64_MAX / 2) == 8);
+}
+
 TEST(DataStreams, NamesStreamCountsThatDiffer) {
   Pair p;
   p.add_keys();

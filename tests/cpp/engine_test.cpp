@@ -46,6 +46,7 @@ std::vector<Shape> shapes() {
           {"tcp_1_1", 2, {"a", "b"}, "tcp", nullptr},
           {"tcp_2_1", 3, {"a", "a", "b"}, "tcp", nullptr},
           {"tcp_interleaved", 4, {"a", "b", "a", "b"}, "tcp", "TCP_STREAMS=1"},
+          {"tcp_helped", 3, {"a", "a", "b"}, "tcp", "TCP_STREAMS=4;REDUCE_THREADS=2"},
           {"tcp_three_islands", 5, {"a", "b", "c", "b", "a"}, "tcp", nullptr}};
 }
 

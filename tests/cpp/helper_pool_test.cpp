@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -110,6 +111,25 @@ TEST(HelperPool, WritesOverASource) {
   work.task.copy = nullptr;
   pool.reduce(work.task, work.count);
   EXPECT_EQ(std::memcmp(work.alone.data(), work.inputs[0].data(), work.count * sizeof(float)), 0);
+}
+
+TEST(HelperPool, DoesEachPartOnceAlsoWhereTheyAreFew) {
+  for (const int threads : {0, 2}) {
+    HelperPool pool(threads, kSpin);
+    for (const size_t count : {size_t{0}, size_t{1}, size_t{2}, size_t{5}, size_t{200}}) {
+      std::vector<std::atomic<int>> done(count);
+      const auto work = [](void *job, size_t i) { ++(*static_cast<std::vector<std::atomic<int>> *>(job))[i]; };
+      pool.each(work, &done, count);
+      for (const auto &times : done) EXPECT_EQ(times.load(), 1) << count << " parts, " << threads << " helpers";
+    }
+  }
+}
+
+// Each part waits until the other one has begun.
+TEST(HelperPool, TwoPartsAreDoneAtTheSameTime) {
+  HelperPool pool(1, kSpin);
+  std::barrier both(2);
+  pool.each([](void *job, size_t) { static_cast<std::barrier<> *>(job)->arrive_and_wait(); }, &both, 2);
 }
 
 // Several are shared at a time. Helpers fall asleep in between and are woken.

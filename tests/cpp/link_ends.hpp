@@ -17,6 +17,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "link/hands.hpp"
 #include "link/memory.hpp"
 #include "link/tcp.hpp"
 #include "link/ucx.hpp"
@@ -86,18 +87,33 @@ inline Made shm_ends(uint64_t capacity, uint64_t back) {
   return e;
 }
 
+// A thread for each part of a job but one, which the caller does.
+class TestHands final : public Hands {
+ public:
+  bool any() const noexcept override { return true; }
+  void share(void (*work)(void *job, size_t i), void *job, size_t count) noexcept override {
+    std::vector<std::thread> others;
+    for (size_t i = 1; i < count; ++i) others.emplace_back(work, job, i);
+    if (count != 0) work(job, 0);
+    for (std::thread &t : others) t.join();
+    most = std::max(most.load(), count);
+  }
+  std::atomic<size_t> most{0};  // parts of a job
+};
+
 constexpr int64_t kLongWayNs = 10'000'000;  // a round trip, as the links are told
 
 // `bytes`: of each socket's buffers. As it is, a large payload never fits.
-inline Made tcp_ends(std::vector<UniqueFd> here, std::vector<UniqueFd> there, int bytes = 64 * 1024, bool long_way = false) {
+inline Made tcp_ends(std::vector<UniqueFd> here, std::vector<UniqueFd> there, int bytes = 64 * 1024, bool long_way = false,
+                     Hands *hands = nullptr) {
   for (const auto *side : {&here, &there})
     for (const UniqueFd &fd : *side) {
       EXPECT_EQ(::setsockopt(fd.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes), 0);
       EXPECT_EQ(::setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes), 0);
     }
   auto e = std::make_unique<Ends>();
-  e->links[0] = std::make_unique<TcpLink>(std::move(here), 0, long_way ? kLongWayNs : 0);
-  e->links[1] = std::make_unique<TcpLink>(std::move(there), 0, long_way ? kLongWayNs : 0);
+  e->links[0] = std::make_unique<TcpLink>(std::move(here), 0, long_way ? kLongWayNs : 0, hands);
+  e->links[1] = std::make_unique<TcpLink>(std::move(there), 0, long_way ? kLongWayNs : 0, hands);
   return e;
 }
 
@@ -132,16 +148,20 @@ inline std::vector<std::array<UniqueFd, 2>> loopback_connections(int count) {
   return made;
 }
 
-inline Made loopback_ends(int streams, bool long_way) {
+inline Made loopback_ends(int streams, bool long_way, Hands *hands = nullptr) {
   std::vector<UniqueFd> here, there;
   for (auto &[mine, theirs] : loopback_connections(streams)) {
     here.push_back(std::move(mine));
     there.push_back(std::move(theirs));
   }
-  return tcp_ends(std::move(here), std::move(there), 64 * 1024, long_way);
+  return tcp_ends(std::move(here), std::move(there), 64 * 1024, long_way, hands);
 }
 inline Made loopback_ends() { return loopback_ends(2, false); }
 inline Made long_way_ends() { return loopback_ends(4, true); }
+inline Made helped_ends() {
+  static TestHands hands;
+  return loopback_ends(4, false, &hands);
+}
 
 class NoSink final : public FrameSink {
  public:

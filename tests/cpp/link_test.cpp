@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Kind{"tcp_one_stream", socketpair_ends<1>, 1, false},
                     Kind{"tcp_two_streams", socketpair_ends<2>, 2, false},
                     Kind{"tcp_four_streams", socketpair_ends<4>, 4, false}, Kind{"tcp_loopback", loopback_ends, 2, false},
-                    Kind{"tcp_long_way", long_way_ends, 4, false},
+                    Kind{"tcp_long_way", long_way_ends, 4, false}, Kind{"tcp_helped", helped_ends, 4, false},
                     Kind{"ucx_tcp", [] { return ucx_ends("tcp", UcxLink::kMostMemory); }, 1, true},
                     Kind{"ucx_shm", [] { return ucx_ends("posix,cma", UcxLink::kMostMemory); }, 1, true},
                     Kind{"ucx_least", [] { return ucx_ends("posix", UcxLink::kLeastMemory); }, 1, true},
@@ -386,6 +386,7 @@ INSTANTIATE_TEST_SUITE_P(, MortalLink,
                                          Kind{"tcp_four_streams", socketpair_ends<4>, 4, false},
                                          Kind{"tcp_loopback", loopback_ends, 2, false},
                                          Kind{"tcp_long_way", long_way_ends, 4, false},
+                                         Kind{"tcp_helped", helped_ends, 4, false},
                                          Kind{"ucx_tcp", [] { return ucx_ends("tcp", UcxLink::kMostMemory); }, 1, true}),
                          [](const auto &tested) { return std::string(tested.param.name); });
 

@@ -19,6 +19,7 @@
 #include "patience.hpp"
 #include "process/control_room.hpp"
 #include "process/device_workers.hpp"
+#include "process/helpers.hpp"
 #include "process/progress.hpp"
 #include "process/socket_watch.hpp"
 #include "process/staging_book.hpp"
@@ -113,7 +114,8 @@ class RoomTest : public testing::Test {
   link::Arena arena{8 << 20};
   RankTable ranks;
   DataStreams streams{arena.doorbell()};
-  Links links{arena, ranks, streams, Stores::Auto, 1000};
+  Helpers helpers{0, 1000};
+  Links links{arena, ranks, streams, helpers, Stores::Auto, 1000};
   ControlRoom control{arena.doorbell(), ranks, links, streams, 1'000'000};
 };
 

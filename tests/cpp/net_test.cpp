@@ -15,6 +15,8 @@
 
 #include <array>
 #include <barrier>
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <thread>
 #include <vector>
@@ -268,6 +270,21 @@ TEST(Address, ChoosesTheInterfaceThatRoutes) {
 Address closed_port() {
   const UniqueFd held = listen_tcp(numeric_address("127.0.0.1:9").with_port(0));
   return local_address(held.get());
+}
+
+TEST(Address, ARateIsWhatTheDriverSaysOrNotKnown) {
+  const std::string under = ::testing::TempDir() + "isthmus-rates-" + std::to_string(::getpid());
+  const auto says = [&](const std::string &text) {
+    std::filesystem::create_directories(under + "/eth0");
+    std::ofstream(under + "/eth0/speed") << text;
+    return rate_of("eth0", under);
+  };
+  EXPECT_EQ(rate_of("eth0", under), 0) << "no such interface";
+  EXPECT_EQ(says("100000\n"), 100'000);
+  for (const char *unknown : {"-1\n", "", "Unknown!", "99999999999999999999999"}) EXPECT_EQ(says(unknown), 0) << unknown;
+  EXPECT_EQ(rate_of("", under), 0);
+  EXPECT_EQ(rate_of("../" + under, "/"), 0) << "a name is no path";
+  std::filesystem::remove_all(under);
 }
 
 TEST(ConnectRace, PassesByAddressesThatRefuseAndGivesTheOneThatAnswers) {

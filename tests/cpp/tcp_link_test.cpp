@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <functional>
 #include <map>
 #include <thread>
@@ -147,15 +148,15 @@ TEST(TcpLink, WhoSleepsInsideAPayloadHearsThatThePeerHasGone) {
 // Ends of several streams, whose sockets a test may cut.
 template <int Streams>
 struct Cables {
-  explicit Cables(int bytes = 64 * 1024, bool long_way = false)
+  explicit Cables(int bytes = 64 * 1024, bool long_way = false, Hands *hands = nullptr)
       : Cables(
             [] {
               std::vector<std::array<UniqueFd, 2>> made;
               for (int i = 0; i < Streams; ++i) made.push_back(connected());
               return made;
             }(),
-            bytes, long_way) {}
-  Cables(std::vector<std::array<UniqueFd, 2>> made, int bytes, bool long_way = false) {
+            bytes, long_way, hands) {}
+  Cables(std::vector<std::array<UniqueFd, 2>> made, int bytes, bool long_way = false, Hands *hands = nullptr) {
     std::vector<UniqueFd> sides[2];
     for (int i = 0; i < Streams; ++i) {
       auto &pair = made[static_cast<size_t>(i)];
@@ -164,7 +165,7 @@ struct Cables {
         sides[side].push_back(std::move(pair[side]));
       }
     }
-    ends = tcp_ends(std::move(sides[0]), std::move(sides[1]), bytes, long_way);
+    ends = tcp_ends(std::move(sides[0]), std::move(sides[1]), bytes, long_way, hands);
   }
   static std::array<UniqueFd, 2> connected() {
     int pair[2];
@@ -218,14 +219,23 @@ void expect_small_ones_in_order(const Inbox &inbox) {
   EXPECT_TRUE(std::is_sorted(small.begin(), small.end()));
 }
 
-TEST(TcpLink, WhicheverStreamsAreLostAllComesOnceByTheOthersAndInOrder) {
+// Large pieces are moved by the thread that has the turn, or side by side.
+class TcpStreams : public testing::TestWithParam<bool> {
+ protected:
+  Hands *hands() { return GetParam() ? &threads_ : nullptr; }
+  TestHands threads_;
+};
+INSTANTIATE_TEST_SUITE_P(, TcpStreams, testing::Bool(),
+                         [](const auto &tested) { return std::string(tested.param ? "helped" : "alone"); });
+
+TEST_P(TcpStreams, WhicheverAreLostAllComesOnceByTheOthersAndInOrder) {
   for (int which = 0; which < 8; ++which)
     for (const size_t after : {0, 3, 20}) {  // frames that had come
       const int first = which / 2;
       const bool long_way = which % 2 != 0;
       SCOPED_TRACE("stream " + std::to_string(first) + " after " + std::to_string(after) + " frames" +
                    (long_way ? ", over a long way" : ""));
-      Cables<4> c(64 * 1024, long_way);
+      Cables<4> c(64 * 1024, long_way, hands());
       Letters letters = mixed(0, 40), answers = mixed(0, 40);
       c.post_both(letters, answers);
       ASSERT_TRUE(c.eventually([&] { return c.inbox.order.size() >= after; }));
@@ -246,6 +256,69 @@ TEST(TcpLink, WhicheverStreamsAreLostAllComesOnceByTheOthersAndInOrder) {
         for (int s = 0; s < 4; ++s) EXPECT_EQ(report[static_cast<size_t>(s)].connected, s == (first + 3) % 4);
       }
     }
+}
+
+// Each part of a job waits until all of them have begun.
+class AllAtOnce final : public Hands {
+ public:
+  bool any() const noexcept override { return true; }
+  void share(void (*work)(void *job, size_t i), void *job, size_t count) noexcept override {
+    most = std::max(most, count);
+    if (count == 0) return;
+    std::barrier all(static_cast<std::ptrdiff_t>(count));
+    const auto part = [&](size_t i) {
+      all.arrive_and_wait();
+      work(job, i);
+    };
+    std::vector<std::thread> others;
+    for (size_t i = 1; i < count; ++i) others.emplace_back(part, i);
+    part(0);
+    for (std::thread &t : others) t.join();
+  }
+  size_t most = 0;
+};
+
+TEST(TcpLink, LargePiecesOfAllStreamsAreMovedAtTheSameTimeBothWays) {
+  AllAtOnce hands;
+  Cables<4> c(256 * 1024, false, &hands);
+  Letters letters, answers;
+  for (uint64_t id = 1; id <= 8; ++id) {
+    letters.emplace_back(FrameKind::PlanData, id, 4 << 20);
+    answers.emplace_back(FrameKind::MessageData, id, 4 << 20);
+  }
+  c.post_both(letters, answers);
+  ASSERT_TRUE(c.eventually([&] { return c.inbox.has(letters) && c.back.has(answers) && over(letters) && over(answers); }));
+  EXPECT_EQ(hands.most, 4u);
+  for (const Letter &l : letters) expect_whole(c.inbox, l);
+  for (const Letter &l : answers) expect_whole(c.back, l);
+  for (int side : {0, 1}) {
+    EXPECT_GT(c.link(side).bytes_helped.load(), 0u);
+    EXPECT_EQ(c.link(side).bytes_sent.load(), c.link(1 - side).bytes_received.load());
+  }
+  EXPECT_TRUE(c.eventually([&] { return c.ends->here().idle() && c.ends->there().idle(); }));
+}
+
+// A socket that was full and has room, and the end of what is half here, as where nobody helps.
+TEST(TcpLink, WhoSleepsWhileOthersHelpIsWokenForAllThatIsLeft) {
+  TestHands hands;
+  Cables<2> c(64 * 1024, false, &hands);
+  Letters letters;
+  letters.emplace_back(FrameKind::PlanData, 1, 4 << 20);
+  c.ends->here().post(letters[0]);
+  for (const Deadline deadline(isthmus_test::soon()); !deadline.passed();) {
+    while (drive(*c.ends->links[0], c.back)) {}
+    while (drive(*c.ends->links[1], c.inbox)) {}
+    if (c.inbox.has(letters) && over(letters)) break;
+    std::vector<pollfd> fds;
+    for (const auto &link : c.ends->links) {
+      about_to_sleep(*link);
+      link->descriptors(fds);
+    }
+    ASSERT_GT(::poll(fds.data(), fds.size(), kSurely), 0) << "both ends sleep, and something is left";
+  }
+  ASSERT_TRUE(c.inbox.has(letters) && over(letters));
+  EXPECT_EQ(hands.most, 2u);
+  expect_whole(c.inbox, letters[0]);
 }
 
 TEST(TcpLink, FramesOfDataGoByEveryStreamAlsoWhereEachIsOf20KiB) {
@@ -355,8 +428,8 @@ TEST(TcpLink, OverALongWayAStreamThatThePeerDoesNotReadHoldsUpNoOther) {
   for (const Letter &l : letters) expect_whole(c.inbox, l);
 }
 
-TEST(TcpLink, AFrameThatTheSinkHadAcceptedIsNotOfferedAgain) {
-  Cables<2> c;
+TEST_P(TcpStreams, AFrameThatTheSinkHadAcceptedIsNotOfferedAgain) {
+  Cables<2> c(64 * 1024, false, hands());
   std::map<uint64_t, int> offers;
   c.inbox.decide = [&](const FrameHeader &h, int64_t) {
     ++offers[h.id];
@@ -381,8 +454,8 @@ TEST(TcpLink, AFrameThatTheSinkHadAcceptedIsNotOfferedAgain) {
   EXPECT_TRUE(c.inbox.ends.empty() && c.back.ends.empty());
 }
 
-TEST(TcpLink, WhatIsCancelledGoesByNoOtherStream) {
-  Cables<2> c;
+TEST_P(TcpStreams, WhatIsCancelledGoesByNoOtherStream) {
+  Cables<2> c(64 * 1024, false, hands());
   c.inbox.decide = [&](const FrameHeader &h, int64_t) { return h.id == 1 && h.offset > 0 ? Accept::Defer : Accept::Take; };
   Letters gone, later;
   gone.emplace_back(FrameKind::PlanData, 1, 4 << 20);
@@ -405,8 +478,8 @@ TEST(TcpLink, WhatIsCancelledGoesByNoOtherStream) {
   EXPECT_TRUE(c.eventually([&] { return c.ends->here().idle(); }));
 }
 
-TEST(TcpLink, AStreamThatIsConnectedAgainCarriesItsPartAgain) {
-  Cables<2> c;
+TEST_P(TcpStreams, AStreamThatIsConnectedAgainCarriesItsPartAgain) {
+  Cables<2> c(64 * 1024, false, hands());
   for (uint32_t generation = 1; generation <= 5; ++generation) {
     Letters letters = mixed(1000 * generation, 20);
     for (Letter &l : letters) c.ends->here().post(l);
@@ -456,8 +529,8 @@ TEST(TcpLink, AConnectionThatOnlyOneEndGotIsNoHarm) {
   EXPECT_TRUE(c.inbox.ends.empty() && c.back.ends.empty());
 }
 
-TEST(TcpLink, WhenTheLastStreamIsLostTheLinkIsBroken) {
-  Cables<2> c;
+TEST_P(TcpStreams, WhenTheLastIsLostTheLinkIsBroken) {
+  Cables<2> c(64 * 1024, false, hands());
   Letters letters = mixed(0, 20);
   for (Letter &l : letters) c.ends->here().post(l);
   c.cut(0);

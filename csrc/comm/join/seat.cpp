@@ -222,7 +222,8 @@ void reach_peers(Making &m, rank::Rank &local) {
       static_cast<int>(std::count_if(m.agreement.ranks.begin(), m.agreement.ranks.end(), [&](const RankBlob &theirs) {
         return theirs.info.host == mine.info.host && theirs.info.process == mine.info.process;
       }));
-  m.context().helpers().want(m.terms.devices ? process::spare_processors(here, on_host) : 0);
+  const int spare = process::spare_processors(here, on_host);
+  m.context().helpers().want(m.terms.devices || m.context().data_streams().several() ? spare : 0);
   m.terms.stream_bytes = stream_threshold(on_host);
 }
 
