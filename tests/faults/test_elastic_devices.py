@@ -82,11 +82,15 @@ def test_a_vendors_library_that_fails_may_have_failed_by_any_rank_and_ends_the_j
 # ---- without a device: what a rank makes of such an error ------------------------------------------------------------
 
 
-def fail(me: Me, comm: isthmus.Comm, kind: type[isthmus.Error], ranks: tuple[int, ...]) -> NoReturn:
-    """The communicator fails on all ranks, as where a device or a library fails on one."""
+def fail(
+    me: Me, comm: isthmus.Comm, kind: type[isthmus.Error], ranks: tuple[int, ...], holds: tuple[int, ...] = (0, 1, 2, 3)
+) -> NoReturn:
+    """The communicator fails on all ranks, as where a device or a library fails on one. These ranks know what has."""
     if me.rank == 1:
         comm.revoke("as if a device had failed")
     until_failed(comm)
+    if me.rank not in holds:
+        raise isthmus.AbortedError("what an operation says that was in flight")
     broken = kind("a device has failed")
     broken.ranks = ranks
     name, error = comm.name, isthmus.Comm.error.__get__
@@ -96,14 +100,16 @@ def fail(me: Me, comm: isthmus.Comm, kind: type[isthmus.Error], ranks: tuple[int
     raise broken
 
 
-def told(me: Me, kind: type[isthmus.Error], ranks: tuple[int, ...], lives: bool = False) -> Any:
+def told(
+    me: Me, kind: type[isthmus.Error], ranks: tuple[int, ...], lives: bool = False, holds: tuple[int, ...] = (0, 1, 2, 3)
+) -> Any:
     state = elastic.State({"log": np.zeros(STEPS, np.int64)})
     whole = me.init()
 
     def step(comm: isthmus.Comm, number: int) -> None:
         state["log"][number] = comm.all_reduce(np.ones(1))[0]
         if number == 3 and comm.size == 4:
-            fail(me, comm, kind, ranks)
+            fail(me, comm, kind, ranks, holds)
 
     try:
         last = elastic.run(step, whole, state, steps=STEPS)
@@ -144,6 +150,13 @@ def test_several_ranks_that_an_error_names_are_all_left_out(zygote: Zygote) -> N
 def test_an_error_that_names_nobody_ends_the_job_on_all_ranks(zygote: Zygote, kind: type[isthmus.Error]) -> None:
     with job(zygote, 4, lambda me: told(me, kind, ())) as ranks:
         assert results(ranks) == [(kind.__name__, (), 3)] * 4
+
+
+def test_all_ranks_raise_where_one_knows_of_an_error_that_names_nobody_and_the_others_of_an_abort(zygote: Zygote) -> None:
+    with job(zygote, 4, lambda me: told(me, isthmus.SystemError, (), holds=(2,))) as ranks:
+        ends = results(ranks)
+    assert ends.pop(2) == ("SystemError", (), 3)
+    assert [(said, step) for said, _, step in ends] == [("AbortedError", 3)] * 3
 
 
 def test_a_job_that_has_lost_nobody_by_such_an_error_ends(zygote: Zygote) -> None:

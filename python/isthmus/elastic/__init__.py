@@ -43,6 +43,7 @@ _LOST = (PeerLostError, TimeoutError, AbortedError)
 _BROKEN = (DeviceError, SystemError)  # on every rank, where a device or a library fails on one
 _PAUSE = 0.02  # seconds between two looks at who has ended
 _DONE = 1  # the flag of a rank that has finished all steps
+_LOSES_ONLY = 2  # the flag of a rank that knows of no failure but of ranks that are lost, or named
 
 _T = TypeVar("_T")
 Step = Callable[[Comm, int], object]
@@ -108,8 +109,9 @@ def run(
 
     Raises PeerLostError where fewer than `quorum.least` ranks are left, or no more than half and the others may live;
     AbortedError where the other ranks have gone on without this one; MismatchError where the states cannot be made equal;
-    DeviceError where this rank's own device has failed (the other ranks go on); SystemError, of a vendor's library, on all
-    ranks, where none of them is gone; and what `step` and the hooks raise, which ends the job.
+    DeviceError where this rank's own device has failed (the other ranks go on); SystemError where a vendor's library has
+    failed and no rank is gone, on all ranks (AbortedError on those that only know of an abort); and what `step` and the
+    hooks raise, which ends the job.
     """
     if comm.size < quorum.least:
         raise ArgumentError(f"elastic.run: '{comm.name}' has {comm.size} ranks, and quorum.least is {quorum.least}")
@@ -180,36 +182,39 @@ class _Job:
                         self.meet()
                     else:
                         self.one_step()
-                done, out = self.agree(_DONE)
-                if done and not out:
+                flags, out = self.agree(_DONE | _LOSES_ONLY)
+                if flags & _DONE and not out:
                     return self.comm
+                failure = None
             except (*_LOST, *_BROKEN) as error:
                 if self.comm.destroyed or self.comm.error is None:
                     raise  # it is not this communicator's
-                broken = self.broken(error)
+                failure = error
+                lost = self.loses_only(error)
                 self.state.restore()
-                _, out = self.agree(0, error)
-                if broken is not None and not out:
-                    raise broken from error  # the same ranks would do the same again
+                flags, out = self.agree(_LOSES_ONLY if lost else 0, error)
+            if not out and (self.outside or not flags & _LOSES_ONLY):  # the same ranks would do the same again
+                raise self.comm.error or AbortedError(
+                    f"elastic: a vendor's library has failed on a rank of '{self.comm.name}', and no rank is gone"
+                ) from failure
             self.shrink()
 
-    def broken(self, error: Exception) -> Exception | None:
-        """The failure of another rank's device or of a library, to raise where nobody is gone.
+    def loses_only(self, error: Exception) -> bool:
+        """Whether this rank knows of no failure but of ranks that are lost, or that an error names: the others can go on
+        without them. False: a vendor's library has failed, and perhaps another rank is gone; where none is, all ranks raise.
 
-        None: ranks were lost as always.
-
-        Raises it where it is of this rank's device, or nobody knows whose. What the communicator says counts. What the step
-        has got may be of a communicator of its own, whose ranks have other numbers.
+        Raises what has failed where it is of this rank's device, or nobody knows whose. What the communicator says counts.
+        What the step has got may be of a communicator of its own, whose ranks have other numbers.
         """
         failure = self.comm.error
         if not isinstance(failure, _BROKEN):
-            return None
+            return True
         if isinstance(failure, SystemError) and not failure.ranks:
-            return failure  # of a library: perhaps one of the others is gone
+            return False
         if not failure.ranks or self.comm.rank in failure.ranks:
             raise failure from error
         self.outside = tuple({*self.outside, *failure.ranks})
-        return failure
+        return True
 
     def meet(self) -> None:
         """The ranks get to know each other, and come to hold one state. After a loss they wait for newcomers."""
@@ -257,15 +262,14 @@ class _Job:
         if self.on_step is not None:
             self.on_step(replace(self.members, step=self.state.step, received=()))
 
-    def agree(self, done: int, why: Exception | None = None) -> tuple[bool, list[int]]:
-        """Whether all ranks that are there have finished all steps, and who is not there. The same on all ranks.
+    def agree(self, flags: int, why: Exception | None = None) -> tuple[int, list[int]]:
+        """The flags that all ranks have that are there, and who is not there. The same on all ranks.
 
         It comes first after a loss, and after the last step.
         """
         # Those in whose last step a rank has stopped come at the deadline of their operations, and a little later.
         patience = self.quorum.answer if why is not None else self.comm.timeout + 2 + self.quorum.answer
-        flags, out = self.insist(lambda failed: self.comm.agree(done, failed, timeout=patience))
-        return flags == _DONE, out
+        return self.insist(lambda failed: self.comm.agree(flags, failed, timeout=patience))
 
     def next_name(self) -> str:
         base, _, count = self.comm.name.rpartition("~")
