@@ -97,6 +97,7 @@ def main() -> int:
         for _ in range(given.rounds):
             for contender, settings in contenders.items():
                 said = run(hosts, settings, [str(given.repeats), str(given.mib)], given.each)
+                assert said["streams"] == int(settings["ISTHMUS_TCP_STREAMS"]), said
                 assert contender == "helped" or said["helped"] == 0, said
                 for name, seconds in said["seconds"].items():
                     rate = (given.mib << 20) / seconds / 1e9

@@ -123,7 +123,7 @@ constexpr SettingRow kSettings[] = {
     {Setting::ReduceThreads, "ISTHMUS_REDUCE_THREADS", K::Integer, "-1", -1, 64, "", false,
      "threads that help with large sums and copies of host memory, and with the data connections where two processes have "
      "several (ISTHMUS_TCP_STREAMS), for the whole process; -1: up to 7 where a rank of the communicator works on a device "
-     "or has several such connections, and the host has more than 2 processors for each of its ranks, else none",
+     "or the process has several such connections, and the host has more than 2 processors for each of its ranks, else none",
      true},
     {Setting::SilenceMs, "ISTHMUS_SILENCE_MS", K::Integer, "0", 0, 3600000, "", false,
      "ms without a heartbeat of a process after which the others take it for lost, as one that is stopped; at least 3 "
@@ -145,8 +145,9 @@ constexpr SettingRow kSettings[] = {
     {Setting::TcpStreams, "ISTHMUS_TCP_STREAMS", K::Integer, "-1", -1, 16, "", true,
      "TCP data connections for each pair of processes, spread over the addresses that both have (ISTHMUS_INTERFACE names "
      "several interfaces); with two or more, one may be lost. 0: one for each such address. -1: as many to one address as "
-     "the way needs, up to 8: one for each 25 gigabits a second of the slower interface, as its driver says, and over a "
-     "long way as many as have enough under way (net.ipv4.tcp_wmem) for a gigabyte a second together",
+     "the way needs, up to 8: one for each 25 gigabits a second of a process' part of the slower of the two interfaces, as "
+     "their drivers say, fewer where there are more than 16 processes; and over a long way at least as many as have enough "
+     "under way (net.ipv4.tcp_wmem) for a gigabyte a second together",
      true},
     {Setting::Timeout, "ISTHMUS_TIMEOUT", K::Real, "300", 0.001, 1e9, "", false,
      "seconds: deadline of init and of each operation"},

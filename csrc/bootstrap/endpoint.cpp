@@ -50,7 +50,7 @@ int Endpoint::ways_to(const Endpoint &other) const noexcept {
 std::vector<std::byte> Endpoint::pack() const {
   std::vector<std::byte> out;
   net::Writer w(out);
-  w.number(kEndpointMagic).bytes16(process).bytes16(host).number(pid).number(delay_us).number(streams);
+  w.number(kEndpointMagic).bytes16(process).bytes16(host).number(pid).number(delay_us).number(rate);
   w.text(hostname.substr(0, kMaxHostname)).text(unix_name).number(static_cast<uint8_t>(std::min(tcp.size(), kMaxTcp)));
   for (size_t i = 0; i < tcp.size() && i < kMaxTcp; ++i) w.text(tcp[i]);
   return out;
@@ -64,13 +64,12 @@ Endpoint Endpoint::unpack(std::span<const std::byte> bytes) {
   e.host = r.bytes16();
   e.pid = r.number<int64_t>();
   e.delay_us = r.number<uint32_t>();
-  e.streams = r.number<uint32_t>();
+  e.rate = r.number<uint32_t>();
   e.hostname = r.text(kMaxHostname);
   e.unix_name = r.text(kMaxUnixName);
   const size_t n = r.number<uint8_t>();
   for (size_t i = 0; i < n && n <= kMaxTcp && r.ok(); ++i) e.tcp.push_back(r.text(kMaxTcpText));
-  if (!magic || n > kMaxTcp || !r.done() || e.pid < 0 || e.delay_us > kMaxDelayUs || e.streams < 1 ||
-      e.streams > kMostStreams)
+  if (!magic || n > kMaxTcp || !r.done() || e.pid < 0 || e.delay_us > kMaxDelayUs)
     fail(Code::Mismatch, "a malformed endpoint of {} bytes; do all ranks run the same version of Isthmus?", bytes.size());
   return e;
 }

@@ -11,7 +11,6 @@
 #include "base/lock.hpp"
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh_state.hpp"
-#include "bootstrap/streams_over.hpp"
 #include "net/socket.hpp"
 
 namespace isthmus::bootstrap {
@@ -22,6 +21,12 @@ uint16_t port_in(const std::string &route_hint) {
   try {
     return net::split_host_port(route_hint).port;
   } catch (const Error &) { return 0; }
+}
+
+uint32_t rate_at(const std::string &address) {
+  try {
+    return net::rate_of(net::interface_of(address));
+  } catch (const Error &) { return 0; }  // the interfaces cannot be listed here
 }
 
 std::vector<UniqueFd> open_listeners(const Settings &settings, const std::string &route_hint, Endpoint &self) {
@@ -40,7 +45,7 @@ std::vector<UniqueFd> open_listeners(const Settings &settings, const std::string
       continue;
     }
     const std::string text = net::local_address(fd.get()).text();
-    if (self.tcp.empty()) self.streams = static_cast<uint32_t>(streams_at(net::rate_of(net::interface_of(text))));
+    if (self.tcp.empty()) self.rate = rate_at(text);
     self.tcp.push_back(text);
     self.delay_us = static_cast<uint32_t>(net::longest_delay_ns(fd.get()) / 1000);
     out.push_back(std::move(fd));

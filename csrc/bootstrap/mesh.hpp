@@ -31,7 +31,6 @@
 // mesh of its parent.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -56,9 +55,16 @@ using Look = std::function<void()>;
 inline constexpr int64_t kLookNs = 20'000'000;  // between two calls, about
 
 inline constexpr int kMostStreams = 16;  // data connections of two processes
-// In the place of their number: the side that dials opens as many as the way's length asks for (streams_over()), or to a near process as many as both
-// have use for, to one address.
+// In the place of their number: the side that dials opens as many as the way's length asks for (streams_over()), to one address.
 inline constexpr int kStreamsByDistance = -1;
+
+// How many data connections two processes are to have.
+struct StreamCount {
+  constexpr StreamCount(int of) noexcept : count(of) {}  // NOLINT(google-explicit-constructor): of a number alone
+  constexpr StreamCount(int of, int at_least) noexcept : count(of), least(at_least) {}
+  int count;      // 0: none; or kStreamsByDistance
+  int least = 1;  // where the distance decides
+};
 
 struct Endpoint {     // how others reach a process. Travels in blobs.
   Bytes16 process{};  // random, one for each process
@@ -68,14 +74,9 @@ struct Endpoint {     // how others reach a process. Travels in blobs.
   std::vector<std::string> tcp;  // "address:port", best first; IPv6 as "[..]:port"
   int64_t pid = 0;               // for messages only
   uint32_t delay_us = 0;         // how long the kernel delays an answer at most (net::longest_delay_ns); 0: it does not say
-  uint32_t streams =
-      1;  // data connections for which the process has use: by the rate of the interface of its first address (streams_at())
+  uint32_t rate = 0;             // of the interface of its first address, in megabits a second; 0: not known
   // How many ways two processes have to each other: the addresses of one family that both have at least; 1 at least. The same from both sides.
   int ways_to(const Endpoint &other) const noexcept;
-  // How many data connections two processes have use for where the way is not long: 1 on one host. The same from both sides.
-  int streams_to(const Endpoint &other) const noexcept {
-    return host == other.host ? 1 : static_cast<int>(std::min(streams, other.streams));
-  }
   std::vector<std::byte> pack() const;
   static Endpoint unpack(std::span<const std::byte> bytes);  // bounded; throws Error(Mismatch) on garbage
 };
@@ -151,7 +152,7 @@ class Mesh {
   // Both sides call connect(). The side with the smaller process id dials, and the other waits. Idempotent. Any thread; where another one connects
   // with that process, this one waits for it. Throws Error that names the peer's host and address at the deadline. `look` is asked every 20 ms
   // while the other side has not come.
-  Peer &connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shared, int data_streams, Deadline deadline,
+  Peer &connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shared, StreamCount data_streams, Deadline deadline,
                 const Look &look = {});
   // Whether connect() would dial this process: the other side waits, and there is no connection yet; `data`: or there are no data connections yet.
   bool must_dial(const Endpoint &endpoint, bool data) const;

@@ -51,11 +51,10 @@ void note_reached(const Peer &peer, Absence &absence) {
     }
 }
 
-// `near`: where the distance decides, of a way that is not long.
-DataPlan data_plan(int streams, int64_t round_trip_ns, int near) {
-  const bool by_distance = streams == kStreamsByDistance, long_way = round_trip_ns >= kLongWayNs;
-  if (by_distance) streams = long_way ? streams_over(round_trip_ns, net::most_under_way()) : near;
-  return {streams, !by_distance, long_way};
+DataPlan data_plan(StreamCount asked, int64_t round_trip_ns) {
+  const bool by_distance = asked.count == kStreamsByDistance, long_way = round_trip_ns >= kLongWayNs;
+  if (by_distance) asked.count = std::max(asked.least, long_way ? streams_over(round_trip_ns, net::most_under_way()) : 1);
+  return {asked.count, !by_distance, long_way};
 }
 
 // The data connections to a peer. What it returns ends the caller, and all of them are there: the peer has them as well, so they are kept for whoever
@@ -167,16 +166,16 @@ std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, Deadline 
   return std::move(d.fds);
 }
 
-Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shared, int data_streams, Deadline deadline,
-                    const Look &look) {
+Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shared, StreamCount data_streams,
+                    Deadline deadline, const Look &look) {
   if (!birth_.here())
     fail(Code::Forked,
          "connect: these connections belong to the parent process; a forked child makes communicators of its own");
   State &s = *state_;
   const Bytes16 process = endpoint.process;
   if (process == s.self.process) fail(Code::Argument, "a process cannot connect to itself");
-  if (data_streams < kStreamsByDistance || data_streams > kMostStreams)
-    fail(Code::Argument, "{} data streams; at most {}", data_streams, kMostStreams);
+  if (data_streams.count < kStreamsByDistance || std::max(data_streams.count, data_streams.least) > kMostStreams)
+    fail(Code::Argument, "{} data streams; at most {}", data_streams.count, kMostStreams);
 
   const Lock lock(s.mutex);
   const auto free = [&]() ISTHMUS_REQUIRES(s.mutex) { return !s.connecting.contains(process); };
@@ -214,7 +213,7 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
       ISTHMUS_WARN("no shared memory with {}, which is on this host: {}; TCP is used instead", process_text(endpoint),
                    entry.shared.why);
   }
-  if (data_streams != 0 && !entry.has_data) {
+  if (data_streams.count != 0 && !entry.has_data) {
     std::exception_ptr ended;
     if (dials) {
       const auto round_trip_ns = [&] {  // over the way that the control connection goes
@@ -222,12 +221,12 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
         const Lock its(p.mutex);
         return p.control ? net::least_round_trip_ns(p.control.get()) : 0;
       };
-      const DataPlan plan = data_plan(data_streams, round_trip_ns(), s.self.streams_to(endpoint));
+      const DataPlan plan = data_plan(data_streams, round_trip_ns());
       std::vector<DialedStream> dialed;
       ended = unlocked([&] { return dial_data(s.dialer, *peer, key, plan, deadline, look, dialed); });
       for (auto &[fd, address] : dialed) peer->data.push_back(std::move(fd)), entry.ways.push_back(address);
     } else {
-      peer->data = s.await_data(*peer, data_streams, deadline, look);
+      peer->data = s.await_data(*peer, data_streams.count, deadline, look);
     }
     entry.has_data = true;
     note_reached(*peer, entry.absence);

@@ -17,11 +17,21 @@ constexpr int streams_over(int64_t round_trip_ns, int64_t window) noexcept {
   return static_cast<int>(std::clamp<int64_t>(wanted, 1, kMostStreamsOver));
 }
 
-// One connection keeps one processor busy at each end, which carries some 25 to 40 gigabits a second. One for each 25 of an interface's `rate` (megabits
-// a second; 0 or less: not known); 1 to kMostStreamsOver.
-constexpr int streams_at(int64_t rate) noexcept {
-  constexpr int64_t kOfOne = 25'000;
-  return static_cast<int>(std::clamp<int64_t>((std::max<int64_t>(rate, 0) + kOfOne - 1) / kOfOne, 1, kMostStreamsOver));
+// What two processes have of the interfaces between their hosts.
+struct NearWay {
+  int64_t rate = 0, others_rate = 0;  // of the interface of each, in megabits a second; 0: not known
+  int on_host = 1, on_others = 1;     // processes of the communicator that share it
+  int processes = 2;                  // of the communicator
+};
+
+// The same where the way is not long. A connection keeps one processor busy at each end, which carries some 25 to 40 gigabits a second: so one for
+// each 25 of what falls to the two. All that a process has are some kMostNear at most, since each is a descriptor, and where the other
+// processes are many there are many connections anyway.
+constexpr int streams_near(const NearWay &way) noexcept {
+  constexpr int64_t kOfOne = 25'000, kMostNear = 128;
+  const int64_t rate = std::min(way.rate / std::max(way.on_host, 1), way.others_rate / std::max(way.on_others, 1));
+  const int64_t most = std::clamp<int64_t>(kMostNear / std::max(way.processes, 1), 1, kMostStreamsOver);
+  return static_cast<int>(std::clamp<int64_t>((rate + kOfOne - 1) / kOfOne, 1, most));
 }
 
 }  // namespace isthmus::bootstrap

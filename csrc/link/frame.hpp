@@ -2,7 +2,7 @@
 // ones. A link has no collective logic, and knows neither plans nor tags.
 //
 // Any thread calls post(). One thread at a time calls progress() and cancel(): the thread that holds the link's turn. A thread tries for
-// the turn and never waits for it. The exception is cancel(), whose wait is bounded by one non-blocking burst.
+// the turn and never waits for it. The exception is cancel(), whose wait is bounded by a few non-blocking bursts.
 //
 //   thread A, drives an operation              thread B, the progress thread
 //     try_turn(): true

@@ -19,9 +19,9 @@ namespace {
 constexpr uint64_t kBulk = 64 * 1024;    // bytes; of one stream: larger data lets smaller frames go first
 constexpr uint32_t kPiece = 512 * 1024;  // bytes of a bulk payload; the header's 64 are noise beside them
 constexpr size_t kBurst =
-    2 * 1024 * 1024;  // bytes of one stream and direction in one progress(), so both directions get their time
+    2 * 1024 * 1024;  // bytes of one stream and direction in one round, so both directions get their time
 
-constexpr int kRounds = kBurst / kPiece;  // likewise, of large pieces that several threads move
+constexpr int kRounds = kBurst / kPiece;  // where several threads move large pieces; of these each moves one in a round
 
 constexpr size_t kWorth = 32 * 1024;        // less than this of a piece is no reason to look again at once
 constexpr uint32_t kLowWater = 128 * 1024;  // a sleeper within a payload is woken for so much of it, or for its end
@@ -171,18 +171,18 @@ bool TcpLink::SocketStream::write() noexcept {
   ssize_t n;
   do n = ::sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   while (n < 0 && errno == EINTR);
+  if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) failed = errno;
   if (n >= 0) sent += static_cast<uint64_t>(n);
-  else if (errno == EAGAIN || errno == EWOULDBLOCK) full.store(true, std::memory_order_relaxed);
-  else failed = errno;
+  full.store(n < 0 && failed == 0, std::memory_order_relaxed);
   return n >= 0;
 }
 
 bool TcpLink::write_stream(SocketStream &s, Large large) {
   bool moved = false;
   size_t burst = 0;
-  s.full.store(false, std::memory_order_relaxed);
-  while (burst < kBurst && (s.writing || next_piece(s))) {
-    if (large == Large::Later && s.large_out()) break;
+  if (!s.writing) s.full.store(false, std::memory_order_relaxed);
+  while (burst < kBurst && (s.writing || (large != Large::Over && next_piece(s)))) {
+    if (large != Large::Now && s.large_out()) break;
     if (const uint64_t before = s.sent; s.unsent() != 0) {
       if (s.failed != 0 || !s.write()) break;
       asks_.store(several_, std::memory_order_relaxed);
@@ -209,7 +209,7 @@ bool TcpLink::write_stream(SocketStream &s, Large large) {
 
 bool TcpLink::read_frames(SocketStream &s, FrameSink &sink, Large large) {
   Burst burst;
-  if (large == Large::Later && !s.mute) burst.leave = SocketStream::kLarge;
+  if (large != Large::Now && !s.mute) burst.leave = SocketStream::kLarge;
   bool moved = false, note = false, frame = false;
   auto result = TcpReader::Result::More;
   while (result == TcpReader::Result::More && burst.bytes < kBurst) {
@@ -257,7 +257,7 @@ bool TcpLink::go_round(FrameSink &sink, Large large) {
     if (!s->over && !s->mute) moved |= write_stream(*s, large);
   for (auto &s : streams_) {
     if (dead_.load(std::memory_order_relaxed)) break;
-    if (s->over) continue;
+    if (s->over || (large == Large::Over && !s->in.complete())) continue;
     moved |= read_frames(*s, sink, large);
     if (!s->over) s->keep_awake();
   }
@@ -275,12 +275,15 @@ bool TcpLink::progress(FrameSink &sink) {
     windows_.looked(now_ns());
   }
   const Large large = hands_ && hands_->any() ? Large::Later : Large::Now;
-  for (int rounds = 0; rounds < kRounds; ++rounds) {
+  bool more = true;
+  for (int rounds = 0; more && rounds < kRounds; ++rounds) {
     moved |= go_round(sink, large);
     if (dead_.load(std::memory_order_relaxed)) return moved;
-    if (large == Large::Now || !move_large()) break;
-    moved = true;
+    more = large == Large::Later && move_large();
+    moved |= more;
   }
+  if (more) go_round(sink, Large::Over);  // nobody may drive the link for a while
+  if (dead_.load(std::memory_order_relaxed)) return moved;
   if (several_) {  // what has come is confirmed before a thread sleeps
     for (auto &s : streams_)
       if (!s->over && !s->mute && !s->writing && book_.to_tell(s->index)) moved |= write_stream(*s);

@@ -72,11 +72,12 @@ class TcpLink final : public Link {
 
  private:
   struct SocketStream;
-  enum class Large : uint8_t { Now, Later };  // what is large: is moved along with the rest, or left for move_large()
+  // What is large is moved along with the rest, or left for move_large(). Over: it is left, and nothing is begun but what it has held up.
+  enum class Large : uint8_t { Now, Later, Over };
   bool go_round(FrameSink &sink, Large large);
   bool write_stream(SocketStream &s, Large large = Large::Now);
   bool read_frames(SocketStream &s, FrameSink &sink, Large large);
-  bool move_large() noexcept;  // the large pieces that were left, of all streams
+  bool move_large();  // the large pieces that were left, of all streams. True: there may be more at once
   bool take_note(SocketStream &s, FrameSink &sink);
   bool next_piece(SocketStream &s);
   bool next_owed(SocketStream &s);

@@ -8,6 +8,8 @@
 namespace isthmus::link {
 namespace {
 
+constexpr uint64_t kMuch = 32 * 1024;  // bytes: less is no reason to look again at once, nor to wake a thread that helps
+
 template <class Stream>
 struct LargeMove {
   Stream *stream;
@@ -24,31 +26,35 @@ void TcpLink::SocketStream::move_large() noexcept {
   if (large_in()) in.bring(socket.get());
 }
 
-bool TcpLink::move_large() noexcept {
+bool TcpLink::move_large() {
   std::array<LargeMove<SocketStream>, StreamBook::kMostStreams> moves;
-  size_t count = 0;
-  for (auto &s : streams_)
-    if (s->large_out() || s->large_in()) moves[count++] = {s.get(), ::pthread_self(), s->sent, s->in.payload_left(), false};
-  hands_->share(
-      [](void *job, size_t i) {
-        LargeMove<SocketStream> &one = static_cast<LargeMove<SocketStream> *>(job)[i];
-        one.stream->move_large();
-        one.helped = ::pthread_equal(one.driver, ::pthread_self()) == 0;
-      },
-      moves.data(), count);
-  uint64_t out = 0, in = 0, helped = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const LargeMove<SocketStream> &one = moves[i];
-    const uint64_t went = one.stream->sent - one.sent, came = one.left - one.stream->in.payload_left();
-    out += went;
-    in += came;
-    if (one.helped) helped += went + came;
-    one.stream->keep_awake();
+  size_t count = 0, busy = 0;
+  for (auto &s : streams_) {
+    if (!s->large_out() && !s->large_in()) continue;
+    moves[count++] = {s.get(), ::pthread_self(), s->sent, s->in.payload_left(), false};
+    busy += s->busy;
   }
-  if (out != 0) asks_.store(true, std::memory_order_relaxed);
-  bytes_sent.fetch_add(out, std::memory_order_relaxed);
-  bytes_helped.fetch_add(helped, std::memory_order_relaxed);
-  return out + in != 0;
+  const auto move = [](void *job, size_t i) {
+    LargeMove<SocketStream> &one = static_cast<LargeMove<SocketStream> *>(job)[i];
+    one.stream->move_large();
+    one.helped = ::pthread_equal(one.driver, ::pthread_self()) == 0;
+  };
+  if (busy > 1) hands_->share(move, moves.data(), count);
+  else
+    for (size_t i = 0; i < count; ++i) move(moves.data(), i);
+  bool more = false;
+  for (size_t i = 0; i < count; ++i) {
+    SocketStream &s = *moves[i].stream;
+    const uint64_t out = s.sent - moves[i].sent, both = out + moves[i].left - s.in.payload_left();
+    s.busy = both >= kMuch;
+    more = more || s.busy || (s.writing && s.unsent() == 0) || s.in.complete();
+    if (out != 0) asks_.store(true, std::memory_order_relaxed);
+    bytes_sent.fetch_add(out, std::memory_order_relaxed);
+    if (moves[i].helped) bytes_helped.fetch_add(both, std::memory_order_relaxed);
+    if (s.failed != 0) write_stream(s, Large::Over);  // before anybody asks whether the other streams are silent
+    s.keep_awake();
+  }
+  return more;
 }
 
 }  // namespace isthmus::link

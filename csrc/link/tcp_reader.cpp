@@ -53,6 +53,7 @@ TcpReader::Result TcpReader::step(int socket, FrameSink &sink, std::atomic<uint6
   if (const Result r = read_payload(socket, burst); r != Result::More) return r;
   counted.fetch_add(header_.bytes + sizeof(FrameHeader), std::memory_order_relaxed);
   have_header_ = false;
+  burst.moved = true;
   if (taken_) sink.received(header_);
   return Result::Frame;
 }

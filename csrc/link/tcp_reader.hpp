@@ -76,7 +76,9 @@ class TcpReader {
   bool deferred() const noexcept { return deferred_.load(std::memory_order_relaxed); }
   // Bytes of the payload in work that are still in the socket; 0: no payload is in work.
   uint32_t payload_left() const noexcept { return have_header_ && accepted_ && begin_ == end_ ? left_ : 0; }
-  // The same, where it goes straight to its place and the stream has not ended, as far as is known.
+  // The payload in work is here, and the frame is to be told.
+  bool complete() const noexcept { return have_header_ && accepted_ && left_ == 0; }
+  // Likewise payload_left(), where it goes straight to its place and the stream has not ended, as far as is known.
   uint32_t to_bring() const noexcept { return to_ && !ended_ ? payload_left() : 0; }
   // The socket counts as readable from so many bytes on (SO_RCVLOWAT).
   void set_low_water(int socket, uint32_t bytes) noexcept;

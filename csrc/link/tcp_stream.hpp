@@ -20,6 +20,7 @@ struct TcpLink::SocketStream {
   std::atomic<int> fd{-1};        // the same, for sleepers
   std::atomic<bool> over{false};  // nothing more comes from the stream; read by sleepers
   bool mute = false;              // nothing can be written to the stream any more
+  bool busy = true;               // when its large pieces were moved last, that was much
   std::string why;                // it is mute
   StreamSilence silence;
   TcpReader in;

@@ -254,13 +254,14 @@ std::string interface_of(std::string_view address) {
   return {};
 }
 
-int64_t rate_of(const std::string &interface, const std::string &under) {
-  if (interface.empty() || interface.find('/') != std::string::npos) return 0;
+uint32_t rate_of(const std::string &interface, const std::string &under) {
+  const std::string name = interface.substr(0, interface.find(':'));
+  if (name.empty() || name.find('/') != std::string::npos) return 0;
   const std::string said =
-      read_small_file((under + "/" + interface + "/speed").c_str());  // cannot be read where the interface is down
-  int64_t rate = 0;
+      read_small_file((under + "/" + name + "/speed").c_str());  // cannot be read where the interface is down
+  int32_t rate = 0;
   const auto [end, error] = std::from_chars(said.data(), said.data() + said.size(), rate);
-  return error == std::errc{} ? std::max<int64_t>(rate, 0) : 0;
+  return error == std::errc{} && rate > 0 ? static_cast<uint32_t>(rate) : 0;
 }
 
 }  // namespace isthmus::net

@@ -55,8 +55,8 @@ std::vector<Address> local_addresses(const std::string &interface, const std::st
 // the address.
 std::string interface_of(std::string_view address);
 
-// The rate of an interface as its driver says it, in megabits a second; 0: it does not say, or there is no such interface. `under`: where the
-// kernel lists the interfaces.
-int64_t rate_of(const std::string &interface, const std::string &under = "/sys/class/net");
+// The rate of an interface as its driver says it, in megabits a second; 0: it does not say, or there is no such interface. A label ("eth0:1") is its
+// interface's. `under`: where the kernel lists the interfaces.
+uint32_t rate_of(const std::string &interface, const std::string &under = "/sys/class/net");
 
 }  // namespace isthmus::net

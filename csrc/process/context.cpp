@@ -33,7 +33,7 @@ struct Endings {
 };
 PerProcess<Endings> the_endings;
 constexpr std::chrono::seconds kMostAtExit{Links::kMostLeaveSeconds + 12};
-constexpr int kDescriptors = 4096;  // for some two thousand other processes, or four hundred over long ways
+constexpr int kDescriptors = 4096;  // for some two thousand other processes, or four hundred by eight connections each
 
 void await_endings() noexcept {
   Context::await_heard();
@@ -117,12 +117,12 @@ Context::Context(const Settings &settings, const std::string &route_hint)
       spin_ns_(settings.integer(Setting::SpinMicros) * 1000),
       stores_(stores_of(settings.text(Setting::Stores))),
       devices_(arena_),
+      helpers_(static_cast<int>(settings.integer(Setting::ReduceThreads)), spin_ns_),
       links_(arena_, ranks_, data_streams_, helpers_, stores_, spin_ns_),
       data_streams_(arena_.doorbell()),
       staging_(arena_, ranks_),
       control_(arena_.doorbell(), ranks_, links_, data_streams_, settings.integer(Setting::HeartbeatMs) * 1'000'000),
-      progress_(arena_, links_, spin_ns_),
-      helpers_(static_cast<int>(settings.integer(Setting::ReduceThreads)), spin_ns_) {
+      progress_(arena_, links_, spin_ns_) {
   make_room_for_descriptors(kDescriptors);  // while there is none of the threads
   mesh_ = std::make_unique<bootstrap::Mesh>(settings, control_, arena_.fd(), arena_.bytes(), route_hint);
   links_.begin(*mesh_);

@@ -123,13 +123,13 @@ class Context final {
   std::unique_ptr<bootstrap::Mesh> mesh_;
   OpenDevices devices_;
   RankTable ranks_;
+  Helpers helpers_;
   Links links_;
   DataStreams data_streams_;  // its thread uses links and the mesh, so it goes before them
   StagingBook staging_;
   ControlRoom control_;
   Progress progress_;
   DeviceWorkers workers_;
-  Helpers helpers_;
 };
 
 }  // namespace isthmus::process

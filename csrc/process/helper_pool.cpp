@@ -86,17 +86,17 @@ void HelperPool::each(void (*work)(void *job, size_t i), void *job, size_t count
     const Each &each = *static_cast<const Each *>(shared);
     for (size_t i = begin; i < begin + n; ++i) each.work(each.job, i);
   };
-  if (count < 2 || !put_up(part, &all, count, 1)) part(&all, 0, count);
+  if (count < 2 || !put_up(part, &all, count, 1, count - 1)) part(&all, 0, count);
 }
 
 bool HelperPool::share(Part part, const void *job, size_t count, size_t unit) noexcept {
   if (count * unit < kLeast) return false;
   // Each thread gets a few parts, so a thread that comes late takes fewer. A part is of whole cache lines.
   const size_t takers = helpers_.size() + 1, least = std::max(kPart / unit, size_t{1});
-  return put_up(part, job, count, std::max((count / (4 * takers) + kLine - 1) / kLine * kLine, least));
+  return put_up(part, job, count, std::max((count / (4 * takers) + kLine - 1) / kLine * kLine, least), SIZE_MAX);
 }
 
-bool HelperPool::put_up(Part part, const void *job, size_t count, size_t size) noexcept {
+bool HelperPool::put_up(Part part, const void *job, size_t count, size_t size, size_t enough) noexcept {
   if (helpers_.empty()) return false;
   const auto free =
       std::find_if(desks_.begin(), desks_.end(), [](Desk &d) { return !d.taken.test_and_set(std::memory_order_acquire); });
@@ -110,7 +110,9 @@ bool HelperPool::put_up(Part part, const void *job, size_t count, size_t size) n
   // A helper that came too late for the last job of this desk may still be counted.
   desk.inside.fetch_and(~kClosed, std::memory_order_release);
   opened_.fetch_add(1, std::memory_order_release);
-  bell_.ring();
+  full_fence(bell_.sleepers);  // as in ring(): who falls asleep sees the job, or is counted here
+  const size_t asleep = bell_.sleepers.load(std::memory_order_acquire);
+  if (asleep != 0 && (enough >= helpers_.size() || helpers_.size() - asleep < enough)) bell_.wake();
   take_parts(desk);
   // No part is left. A helper that is inside does a part. A helper that comes later finds the desk closed.
   desk.inside.fetch_or(kClosed, std::memory_order_acq_rel);
@@ -120,10 +122,10 @@ bool HelperPool::put_up(Part part, const void *job, size_t count, size_t size) n
   return true;
 }
 
-void HelperPool::take_parts(Desk &desk) noexcept {
-  for (;;) {
+bool HelperPool::take_parts(Desk &desk) noexcept {
+  for (bool any = false;; any = true) {
     const size_t begin = desk.next.fetch_add(desk.size, std::memory_order_relaxed);
-    if (begin >= desk.count) return;
+    if (begin >= desk.count) return any;
     desk.part(desk.job, begin, std::min(desk.size, desk.count - begin));
   }
 }
@@ -136,13 +138,14 @@ void HelperPool::help(size_t number) noexcept {
     const uint64_t opened = opened_.load(std::memory_order_acquire);
     if (opened != seen) {
       seen = opened;
+      bool any = false;
       for (size_t i = 0; i < kDesks; ++i) {
         Desk &desk = desks_[(number + i) % kDesks];
         if ((desk.inside.load(std::memory_order_relaxed) & kClosed) != 0) continue;
-        if ((desk.inside.fetch_add(1, std::memory_order_acq_rel) & kClosed) == 0) take_parts(desk);
+        if ((desk.inside.fetch_add(1, std::memory_order_acq_rel) & kClosed) == 0) any |= take_parts(desk);
         desk.inside.fetch_sub(1, std::memory_order_release);
       }
-      idle_since = now_ns();
+      if (any) idle_since = now_ns();  // where there are more helpers than parts, some sleep
       continue;
     }
     if (now_ns() - idle_since < spin_ns_) {

@@ -65,7 +65,8 @@ bootstrap::Peer &Links::connect(const bootstrap::Endpoint &endpoint, const boots
   if (streams->carrier == Carrier::Ucx) {
     make_ucx_link(peer, streams->address);
   } else {
-    const int count = streams->count != 0 ? streams->count : mesh_->self().ways_to(endpoint);
+    bootstrap::StreamCount count = streams->count;
+    if (count.count == 0) count = mesh_->self().ways_to(endpoint);
     mesh_->connect(endpoint, key, shared, count, deadline, look);
     link_to(&peer, Carrier::Tcp);
     data_streams_.use_key(peer, key);
@@ -195,7 +196,7 @@ bool Links::let_go(const bootstrap::Peer &peer) {
   for (auto &l : links_) {
     if (l->peer != &peer || l->let_go) continue;
     if (l->ucx) return false;
-    while (!l->link->try_turn()) ::sched_yield();  // one burst at most
+    while (!l->link->try_turn()) ::sched_yield();  // a few bursts at most
     l->link->let_go();
     l->link->end_turn();
     if (l->shm) arena_.free_staging(l->ring);
@@ -266,7 +267,7 @@ void Links::cancel(const LocalRank &rank) {
   for (int q = 0; q < rank.world(); ++q) {
     const PathTo path = rank.path_to(q);
     if (!path.link) continue;
-    while (!path.link->try_turn()) ::sched_yield();  // one burst at most
+    while (!path.link->try_turn()) ::sched_yield();  // a few bursts at most
     path.link->cancel(rank.index(), path.their_index, rank.epoch(), static_cast<uint32_t>(rank.rank()));
     path.link->end_turn();
   }

@@ -45,7 +45,7 @@ enum class Carrier : uint8_t { Memory, Tcp, Ucx };
 struct Streams {
   Carrier carrier = Carrier::Tcp;
   // Tcp: connections. 0: one for each way that the two processes have to each other. Or bootstrap::kStreamsByDistance.
-  int count = 0;
+  bootstrap::StreamCount count = 0;
   std::span<const std::byte> address;  // Ucx: of the other process' worker
 };
 

@@ -31,7 +31,7 @@ bool processors_to_spare() noexcept { return 4 * local_ranks.load(std::memory_or
 
 int spare_processors(int here, int on_host) noexcept {
   constexpr int kMost = 7, kFew = 3;
-  const int share = processors() * here / std::max(on_host, 1);
+  const int share = processors() * here / std::max({on_host, local_ranks.load(std::memory_order_relaxed), 1});
   return std::clamp(share - 2 * here, 0, std::clamp(share / 2, kFew, kMost));
 }
 

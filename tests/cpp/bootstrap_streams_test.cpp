@@ -133,20 +133,16 @@ TEST(Endpoint, CountsTheWaysByTheFamilyThatBothHave) {
   EXPECT_EQ(six.ways_to(one), 1);
 }
 
-TEST(Endpoint, HasAsManyNearStreamsAsBothHaveUseForAndOneOnOneHost) {
-  Endpoint slow, fast, faster;
-  slow.host = {1}, fast.host = {2}, faster.host = {3};
-  fast.streams = 4, faster.streams = 8;
-  EXPECT_EQ(slow.streams_to(faster), 1);
-  EXPECT_EQ(faster.streams_to(fast), 4);
-  EXPECT_EQ(fast.streams_to(faster), 4);
-  EXPECT_EQ(faster.streams_to(faster), 1) << "nothing of what goes between them passes an interface";
-}
-
-TEST(StreamsAt, OneForEach25GigabitsASecondFromOneToEight) {
-  static_assert(streams_at(0) == 1 && streams_at(-1) == 1, "a rate that is not known");
-  static_assert(streams_at(10'000) == 1 && streams_at(25'000) == 1 && streams_at(40'000) == 2);
-  static_assert(streams_at(100'000) == 4 && streams_at(200'000) == 8 && streams_at(INT64_MAX / 2) == 8);
+TEST(StreamsNear, OneForEach25GigabitsASecondOfWhatFallsToTheProcessFromOneToEight) {
+  static_assert(streams_near({}) == 1 && streams_near({0, 100'000}) == 1, "a rate that is not known");
+  static_assert(streams_near({10'000, 10'000}) == 1 && streams_near({25'000, 25'000}) == 1);
+  static_assert(streams_near({40'000, 40'000}) == 2 && streams_near({100'000, 100'000}) == 4);
+  static_assert(streams_near({400'000, 400'000}) == 8 && streams_near({UINT32_MAX, UINT32_MAX}) == 8);
+  static_assert(streams_near({100'000, 25'000}) == 1 && streams_near({25'000, 100'000}) == 1, "the slower one counts");
+  static_assert(streams_near({200'000, 200'000, 8, 8, 16}) == 1, "eight processes share each interface");
+  static_assert(streams_near({200'000, 200'000, 1, 4, 5}) == 2 && streams_near({200'000, 200'000, 4, 1, 5}) == 2);
+  static_assert(streams_near({400'000, 400'000, 1, 1, 32}) == 4 && streams_near({400'000, 400'000, 1, 1, 200}) == 1,
+                "many processes have many connections");
 }
 
 TEST(DataStreams, NamesStreamCountsThatDiffer) {
@@ -179,6 +175,14 @@ TEST(DataStreams, ANearPeerHasOneWhereTheDistanceDecides) {
   EXPECT_EQ(p.of_a->data.size(), 1u);
   EXPECT_EQ(p.of_b->data.size(), 1u);
   EXPECT_GT(net::most_under_way(), 0);
+}
+
+TEST(DataStreams, ANearPeerHasAsManyAsTheSideThatDialsSays) {
+  Pair p;
+  p.add_keys();
+  p.connect(true, {kStreamsByDistance, 3});
+  EXPECT_EQ(p.of_a->data.size(), 3u);
+  EXPECT_EQ(p.of_b->data.size(), 3u);
 }
 
 TEST(DataStreams, WhereTheDistanceDecidesTheWaitingSideTakesAsManyAsAreDialed) {

@@ -115,7 +115,7 @@ struct Pair {  // two nodes, connected with each other
   Node a, b;
   Peer *of_a = nullptr, *of_b = nullptr;  // a's view of b, b's view of a
 
-  void connect(bool shared = true, int streams = 0) {
+  void connect(bool shared = true, StreamCount streams = 0) {
     auto other = std::async(std::launch::async,
                             [&] { return &b.mesh->connect(a.mesh->self(), kKey, shared, streams, Deadline(soon())); });
     of_a = &a.mesh->connect(b.mesh->self(), kKey, shared, streams, Deadline(soon()));

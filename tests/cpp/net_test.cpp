@@ -279,11 +279,12 @@ TEST(Address, ARateIsWhatTheDriverSaysOrNotKnown) {
     std::ofstream(under + "/eth0/speed") << text;
     return rate_of("eth0", under);
   };
-  EXPECT_EQ(rate_of("eth0", under), 0) << "no such interface";
-  EXPECT_EQ(says("100000\n"), 100'000);
-  for (const char *unknown : {"-1\n", "", "Unknown!", "99999999999999999999999"}) EXPECT_EQ(says(unknown), 0) << unknown;
-  EXPECT_EQ(rate_of("", under), 0);
-  EXPECT_EQ(rate_of("../" + under, "/"), 0) << "a name is no path";
+  EXPECT_EQ(rate_of("eth0", under), 0u) << "no such interface";
+  EXPECT_EQ(says("100000\n"), 100'000u);
+  EXPECT_EQ(rate_of("eth0:1", under), 100'000u) << "a label";
+  for (const char *unknown : {"-1\n", "", "Unknown!", "99999999999999999999999"}) EXPECT_EQ(says(unknown), 0u) << unknown;
+  EXPECT_EQ(rate_of("", under), 0u);
+  EXPECT_EQ(rate_of("../" + under, "/"), 0u) << "a name is no path";
   std::filesystem::remove_all(under);
 }
 

@@ -415,8 +415,8 @@ TEST(TcpLink, AProcessThatEndsOnceItsOneStreamIsIdleHasLostNothingAlsoWhereThePe
   for (const Letter &l : letters) expect_whole(c.inbox, l);
 }
 
-TEST(TcpLink, OverALongWayAStreamThatThePeerDoesNotReadHoldsUpNoOther) {
-  Cables<2> c(64 * 1024, true);
+TEST_P(TcpStreams, OverALongWayOneThatThePeerDoesNotReadHoldsUpNoOther) {
+  Cables<2> c(64 * 1024, true, hands());
   bool open = false;
   c.inbox.decide = [&](const FrameHeader &h, int64_t) { return h.id == 1 && !open ? Accept::Defer : Accept::Take; };
   Letters letters;

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <set>
+#include <string>
 
+#include "bootstrap/streams_over.hpp"
 #include "device/host.hpp"
 #include "process/connections.hpp"
 
@@ -161,20 +165,38 @@ class WatchOverPeers {
   int64_t left_since_ns_ = 0;
 };
 
+// Ranks that are threads of one process count once.
+using ProcessesOnHosts = std::map<std::string, std::set<std::string>>;
+ProcessesOnHosts processes_on_hosts(const Agreement &agreement) {
+  ProcessesOnHosts all;
+  for (const RankBlob &one : agreement.ranks) all[one.info.host].insert(one.info.process);
+  return all;
+}
+
+bootstrap::NearWay near_way(const ProcessesOnHosts &on_hosts, const RankBlob &mine, const RankBlob &theirs) {
+  if (mine.info.host == theirs.info.host) return {};  // nothing between them passes an interface
+  size_t all = 0;
+  for (const auto &[host, processes] : on_hosts) all += processes.size();
+  return {mine.endpoint.rate, theirs.endpoint.rate, static_cast<int>(on_hosts.at(mine.info.host).size()),
+          static_cast<int>(on_hosts.at(theirs.info.host).size()), static_cast<int>(all)};
+}
+
 }  // namespace
 
 void connect(const Invitation &invitation, const Offer &offer, const Agreement &agreement, const Map &map, Reach most,
              std::vector<bootstrap::Peer *> &processes, Attempts &attempt) {
   std::vector<process::Wanted> wanted;
   std::vector<size_t> ranks;  // of the same place
+  const auto asked = static_cast<int>(invitation.settings.integer(Setting::TcpStreams));
+  const ProcessesOnHosts on_hosts = processes_on_hosts(agreement);
   for (size_t q = 0; q < agreement.ranks.size(); ++q) {
     const RankBlob &theirs = agreement.ranks[q];
     if (theirs.info.process == offer.blob.info.process) continue;
     process::Wanted one{
         &theirs.endpoint, most == Reach::MemoryToo && theirs.info.host == offer.blob.info.host, {}, nullptr, {}};
     if (map.streamed(invitation.rank, static_cast<int>(q)))
-      one.streams.emplace(process::Streams{agreement.carrier(),
-                                           static_cast<int>(invitation.settings.integer(Setting::TcpStreams)), theirs.ucx});
+      one.streams.emplace(process::Streams{
+          agreement.carrier(), {asked, bootstrap::streams_near(near_way(on_hosts, offer.blob, theirs))}, theirs.ucx});
     wanted.push_back(std::move(one));
     ranks.push_back(q);
   }
