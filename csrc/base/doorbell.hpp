@@ -51,10 +51,10 @@ struct alignas(64) Doorbell {
     full_fence(sleepers);
     if (sleepers.load(std::memory_order_acquire) != 0) wake();
   }
-  void wake() noexcept {
+  void wake(int most = INT_MAX) noexcept {  // `most`: of the threads that sleep on the futex
     bell.fetch_add(1, std::memory_order_release);
     // The futex is woken always: the two counters are not read at one time, so their difference does not tell that nobody sleeps here.
-    ::syscall(SYS_futex, reinterpret_cast<uint32_t *>(&bell), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    ::syscall(SYS_futex, reinterpret_cast<uint32_t *>(&bell), FUTEX_WAKE, most, nullptr, nullptr, 0);
     if (pollers.load(std::memory_order_relaxed) != 0 && called.exchange(1, std::memory_order_acq_rel) == 0) call();
   }
 

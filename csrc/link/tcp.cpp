@@ -77,14 +77,14 @@ void TcpLink::post(Outgoing &out) noexcept {
 // ---- writing -------------------------------------------------------------------------------------------------------------------------
 
 // A note, or a piece that was given to a stream that is lost.
-bool TcpLink::next_owed(SocketStream &s) {
+bool TcpLink::next_owed(SocketStream &s, Large large) {
   FrameHeader note;
   if (book_.next_note(s.index, note)) {
     s.begin(note, nullptr, nullptr, writing_);
     s.note = true;
     return true;
   }
-  if (!book_.has_room(s.index)) return false;
+  if (large == Large::Over || !book_.has_room(s.index)) return false;
   const OwedPiece *again = book_.again(s.index, now_ns());
   if (again) s.begin(again->header, again->data, again->out, writing_);
   return again != nullptr;
@@ -93,7 +93,7 @@ bool TcpLink::next_owed(SocketStream &s) {
 bool TcpLink::next_piece(SocketStream &s) {
   bool ordered = true;
   if (several_) {
-    if (next_owed(s)) return true;
+    if (next_owed(s, Large::Now)) return true;
     if (!book_.has_room(s.index)) return false;
     ordered = book_.takes_ordered(s.index);
   }
@@ -181,7 +181,8 @@ bool TcpLink::write_stream(SocketStream &s, Large large) {
   bool moved = false;
   size_t burst = 0;
   if (!s.writing) s.full.store(false, std::memory_order_relaxed);
-  while (burst < kBurst && (s.writing || (large != Large::Over && next_piece(s)))) {
+  const auto begins = [&] { return large == Large::Over ? several_ && next_owed(s, large) : next_piece(s); };
+  while (burst < kBurst && (s.writing || begins())) {
     if (large != Large::Now && s.large_out()) break;
     if (const uint64_t before = s.sent; s.unsent() != 0) {
       if (s.failed != 0 || !s.write()) break;
@@ -257,7 +258,7 @@ bool TcpLink::go_round(FrameSink &sink, Large large) {
     if (!s->over && !s->mute) moved |= write_stream(*s, large);
   for (auto &s : streams_) {
     if (dead_.load(std::memory_order_relaxed)) break;
-    if (s->over || (large == Large::Over && !s->in.complete())) continue;
+    if (s->over || (large == Large::Over && !s->in.complete() && !s->mute)) continue;
     moved |= read_frames(*s, sink, large);
     if (!s->over) s->keep_awake();
   }
@@ -286,7 +287,8 @@ bool TcpLink::progress(FrameSink &sink) {
   if (dead_.load(std::memory_order_relaxed)) return moved;
   if (several_) {  // what has come is confirmed before a thread sleeps
     for (auto &s : streams_)
-      if (!s->over && !s->mute && !s->writing && book_.to_tell(s->index)) moved |= write_stream(*s);
+      if (!s->over && !s->mute && !s->writing && book_.to_tell(s->index))
+        moved |= write_stream(*s, large == Large::Now ? Large::Now : Large::Over);
     look_for_silence();
     if (long_way_) moved |= release_senders();
   }

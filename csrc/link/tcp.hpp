@@ -72,7 +72,7 @@ class TcpLink final : public Link {
 
  private:
   struct SocketStream;
-  // What is large is moved along with the rest, or left for move_large(). Over: it is left, and nothing is begun but what it has held up.
+  // What is large is moved along with the rest, or left for move_large(). Over: it is left, and nothing is begun but notes.
   enum class Large : uint8_t { Now, Later, Over };
   bool go_round(FrameSink &sink, Large large);
   bool write_stream(SocketStream &s, Large large = Large::Now);
@@ -80,7 +80,7 @@ class TcpLink final : public Link {
   bool move_large();  // the large pieces that were left, of all streams. True: there may be more at once
   bool take_note(SocketStream &s, FrameSink &sink);
   bool next_piece(SocketStream &s);
-  bool next_owed(SocketStream &s);
+  bool next_owed(SocketStream &s, Large large);
   bool release_senders() noexcept;  // over a long way: what has been sent is copied, and its senders are free
   void lose(SocketStream &s, const std::string &why);   // the stream's connection has ended
   void close(SocketStream &s, const std::string &why);  // the same, where the book knows already

@@ -47,7 +47,7 @@ bool TcpLink::move_large() {
     SocketStream &s = *moves[i].stream;
     const uint64_t out = s.sent - moves[i].sent, both = out + moves[i].left - s.in.payload_left();
     s.busy = both >= kMuch;
-    more = more || s.busy || (s.writing && s.unsent() == 0) || s.in.complete();
+    more = more || s.busy || s.failed != 0 || (s.writing && s.unsent() == 0) || s.in.complete();
     if (out != 0) asks_.store(true, std::memory_order_relaxed);
     bytes_sent.fetch_add(out, std::memory_order_relaxed);
     if (moves[i].helped) bytes_helped.fetch_add(both, std::memory_order_relaxed);

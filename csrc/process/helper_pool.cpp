@@ -86,17 +86,17 @@ void HelperPool::each(void (*work)(void *job, size_t i), void *job, size_t count
     const Each &each = *static_cast<const Each *>(shared);
     for (size_t i = begin; i < begin + n; ++i) each.work(each.job, i);
   };
-  if (count < 2 || !put_up(part, &all, count, 1, count - 1)) part(&all, 0, count);
+  if (count < 2 || !put_up(part, &all, count, 1)) part(&all, 0, count);
 }
 
 bool HelperPool::share(Part part, const void *job, size_t count, size_t unit) noexcept {
   if (count * unit < kLeast) return false;
   // Each thread gets a few parts, so a thread that comes late takes fewer. A part is of whole cache lines.
   const size_t takers = helpers_.size() + 1, least = std::max(kPart / unit, size_t{1});
-  return put_up(part, job, count, std::max((count / (4 * takers) + kLine - 1) / kLine * kLine, least), SIZE_MAX);
+  return put_up(part, job, count, std::max((count / (4 * takers) + kLine - 1) / kLine * kLine, least));
 }
 
-bool HelperPool::put_up(Part part, const void *job, size_t count, size_t size, size_t enough) noexcept {
+bool HelperPool::put_up(Part part, const void *job, size_t count, size_t size) noexcept {
   if (helpers_.empty()) return false;
   const auto free =
       std::find_if(desks_.begin(), desks_.end(), [](Desk &d) { return !d.taken.test_and_set(std::memory_order_acquire); });
@@ -110,9 +110,7 @@ bool HelperPool::put_up(Part part, const void *job, size_t count, size_t size, s
   // A helper that came too late for the last job of this desk may still be counted.
   desk.inside.fetch_and(~kClosed, std::memory_order_release);
   opened_.fetch_add(1, std::memory_order_release);
-  full_fence(bell_.sleepers);  // as in ring(): who falls asleep sees the job, or is counted here
-  const size_t asleep = bell_.sleepers.load(std::memory_order_acquire);
-  if (asleep != 0 && (enough >= helpers_.size() || helpers_.size() - asleep < enough)) bell_.wake();
+  wake_for(desk, (count + size - 1) / size);
   take_parts(desk);
   // No part is left. A helper that is inside does a part. A helper that comes later finds the desk closed.
   desk.inside.fetch_or(kClosed, std::memory_order_acq_rel);
@@ -120,6 +118,17 @@ bool HelperPool::put_up(Part part, const void *job, size_t count, size_t size, s
     if (i % 64 == 63) std::this_thread::yield();
   desk.taken.clear(std::memory_order_release);
   return true;
+}
+
+void HelperPool::wake_for(const Desk &desk, size_t parts) noexcept {
+  full_fence(bell_.sleepers);  // as in Doorbell::ring(): who falls asleep sees the job, or is counted here
+  const size_t asleep = bell_.sleepers.load(std::memory_order_acquire);
+  if (asleep == 0) return;
+  size_t busy = asleep;  // or at another desk
+  for (const Desk &other : desks_)
+    if (&other != &desk) busy += other.inside.load(std::memory_order_relaxed) & ~kClosed;
+  const size_t free = helpers_.size() - std::min(busy, helpers_.size());
+  if (free + 1 < parts) bell_.wake(static_cast<int>(std::min(parts - 1 - free, asleep)));
 }
 
 bool HelperPool::take_parts(Desk &desk) noexcept {
@@ -155,6 +164,8 @@ void HelperPool::help(size_t number) noexcept {
     constexpr int64_t kNap = 1'000'000'000;
     Nap nap(bell_);
     if (opened_.load(std::memory_order_acquire) == seen && !stop_.load(std::memory_order_acquire)) nap.sleep(kNap);
+    if (opened_.load(std::memory_order_acquire) != seen)
+      idle_since = now_ns();  // it may come too late for this job, and not for the next
   }
 }
 

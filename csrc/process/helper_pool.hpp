@@ -60,9 +60,10 @@ class HelperPool {
 
   // A unit has `unit` bytes. False: nothing was done, because nobody would help.
   bool share(Part part, const void *job, size_t count, size_t unit) noexcept;
-  // The same, in parts of `size` units, however short the job is. Helpers that sleep are woken where fewer than `enough` are awake.
-  bool put_up(Part part, const void *job, size_t count, size_t size, size_t enough) noexcept;
-  static bool take_parts(Desk &desk) noexcept;  // false: there was none
+  // The same, in parts of `size` units, however short the job is.
+  bool put_up(Part part, const void *job, size_t count, size_t size) noexcept;
+  void wake_for(const Desk &desk, size_t parts) noexcept;  // as many of those that sleep as have a part
+  static bool take_parts(Desk &desk) noexcept;             // false: there was none
   void help(size_t number) noexcept;
 
   const int64_t spin_ns_;

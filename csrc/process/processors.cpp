@@ -25,6 +25,8 @@ int processors() noexcept {
   return counted;
 }
 
+int noted_local_ranks() noexcept { return local_ranks.load(std::memory_order_relaxed); }
+
 bool oversubscribed() noexcept { return local_ranks.load(std::memory_order_relaxed) > processors(); }
 
 bool processors_to_spare() noexcept { return 4 * local_ranks.load(std::memory_order_relaxed) <= processors(); }

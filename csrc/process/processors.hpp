@@ -12,5 +12,6 @@ bool processors_to_spare() noexcept;
 int spare_processors(int here, int on_host) noexcept;
 // A communicator has so many ranks on this host. The largest number counts.
 void note_local_ranks(int ranks) noexcept;
+int noted_local_ranks() noexcept;  // 1 at least
 
 }  // namespace isthmus::process

@@ -228,6 +228,7 @@ void StoreExchange::join() {
     raise(ISTHMUS_ERR_MISMATCH, c10::str("rendezvous of group ", group_, ": another process is rank ", rank_,
                                          " too; give every process its own RANK"));
   };
+  const auto begin = Clock::now();
   while (true) {
     await({kRoster}, {0}, "arrive", check_own_nonce);
     const Bytes roster = read_if_there(kRoster);
@@ -242,7 +243,7 @@ void StoreExchange::join() {
                        static_cast<double>(timeout_.count()) / 1e3,
                        " s. Does it have the same world size, and is no other process rank ", rank_, "?"));
       }
-      std::this_thread::sleep_for(kPause);
+      std::this_thread::sleep_for(std::clamp<Clock::duration>((Clock::now() - begin) / 10, kPause, kLongest));
       continue;
     }
     attempt_.assign(roster.begin(), roster.begin() + 16);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -91,13 +92,17 @@ def fail(
     until_failed(comm)
     if me.rank not in holds:
         raise isthmus.AbortedError("what an operation says that was in flight")
-    broken = kind("a device has failed")
-    broken.ranks = ranks
+
+    def broken() -> isthmus.Error:
+        made = kind("a device has failed")
+        made.ranks = ranks
+        return made
+
     name, error = comm.name, isthmus.Comm.error.__get__
-    isthmus.Comm.error = property(lambda self: broken if self.name == name else error(self))  # type: ignore[misc]
+    isthmus.Comm.error = property(lambda self: broken() if self.name == name else error(self))  # type: ignore[misc]
     if me.rank == 2:
         raise isthmus.AbortedError("what an operation says that was in flight")
-    raise broken
+    raise broken()
 
 
 def told(
@@ -136,6 +141,34 @@ def test_a_rank_that_an_error_names_is_told_and_the_others_go_on_also_while_its_
         if lives:
             ranks[1].tell("end")
         assert ranks[1].result() == alone
+
+
+def test_what_a_failed_step_has_held_is_free_in_the_next_one(zygote: Zygote) -> None:
+    """Memory of the device, say, which the rank needs again."""
+
+    def body(me: Me) -> Any:
+        state = elastic.State({"log": np.zeros(STEPS, np.int64)})
+        held: list[weakref.ref[Any]] = []
+        still = []
+
+        def step(comm: isthmus.Comm, number: int) -> None:
+            still.append([one() is not None for one in held])
+            large = np.ones(1000)
+            comm.all_reduce(large)
+            if number == 3 and comm.size == 4:
+                held.append(weakref.ref(large))
+                fail(me, comm, isthmus.DeviceError, (1,))
+
+        try:
+            elastic.run(step, me.init(), state, steps=6)
+        except isthmus.DeviceError:
+            return None
+        return still
+
+    with job(zygote, 4, body) as ranks:
+        for still in (ends := results(ranks)):
+            assert still is None or still == [[]] * 4 + [[False]] * 3, ends
+        assert ends.count(None) == 1
 
 
 def test_several_ranks_that_an_error_names_are_all_left_out(zygote: Zygote) -> None:

@@ -9,6 +9,7 @@
 #include "bootstrap/streams_over.hpp"
 #include "device/host.hpp"
 #include "process/connections.hpp"
+#include "process/processors.hpp"
 
 namespace isthmus::comm::join {
 namespace {
@@ -166,20 +167,22 @@ class WatchOverPeers {
 };
 
 // Ranks that are threads of one process count once.
-using ProcessesOnHosts = std::map<std::string, std::set<std::string>>;
-ProcessesOnHosts processes_on_hosts(const Agreement &agreement) {
-  ProcessesOnHosts all;
-  for (const RankBlob &one : agreement.ranks) all[one.info.host].insert(one.info.process);
-  return all;
-}
+class ProcessesOnHosts {
+ public:
+  explicit ProcessesOnHosts(const Agreement &agreement) {
+    for (const RankBlob &one : agreement.ranks) all_ += hosts_[one.info.host].insert(one.info.process).second;
+  }
+  bootstrap::NearWay between(const RankBlob &mine, const RankBlob &theirs) const {
+    if (mine.info.host == theirs.info.host) return {};  // nothing between them passes an interface
+    return {mine.endpoint.rate, theirs.endpoint.rate, std::max(on(mine.info.host), process::noted_local_ranks()),
+            on(theirs.info.host), all_};
+  }
 
-bootstrap::NearWay near_way(const ProcessesOnHosts &on_hosts, const RankBlob &mine, const RankBlob &theirs) {
-  if (mine.info.host == theirs.info.host) return {};  // nothing between them passes an interface
-  size_t all = 0;
-  for (const auto &[host, processes] : on_hosts) all += processes.size();
-  return {mine.endpoint.rate, theirs.endpoint.rate, static_cast<int>(on_hosts.at(mine.info.host).size()),
-          static_cast<int>(on_hosts.at(theirs.info.host).size()), static_cast<int>(all)};
-}
+ private:
+  int on(const std::string &host) const { return static_cast<int>(hosts_.at(host).size()); }
+  std::map<std::string, std::set<std::string>> hosts_;
+  int all_ = 0;
+};
 
 }  // namespace
 
@@ -188,7 +191,7 @@ void connect(const Invitation &invitation, const Offer &offer, const Agreement &
   std::vector<process::Wanted> wanted;
   std::vector<size_t> ranks;  // of the same place
   const auto asked = static_cast<int>(invitation.settings.integer(Setting::TcpStreams));
-  const ProcessesOnHosts on_hosts = processes_on_hosts(agreement);
+  const ProcessesOnHosts on_hosts(agreement);
   for (size_t q = 0; q < agreement.ranks.size(); ++q) {
     const RankBlob &theirs = agreement.ranks[q];
     if (theirs.info.process == offer.blob.info.process) continue;
@@ -196,7 +199,7 @@ void connect(const Invitation &invitation, const Offer &offer, const Agreement &
         &theirs.endpoint, most == Reach::MemoryToo && theirs.info.host == offer.blob.info.host, {}, nullptr, {}};
     if (map.streamed(invitation.rank, static_cast<int>(q)))
       one.streams.emplace(process::Streams{
-          agreement.carrier(), {asked, bootstrap::streams_near(near_way(on_hosts, offer.blob, theirs))}, theirs.ucx});
+          agreement.carrier(), {asked, bootstrap::streams_near(on_hosts.between(offer.blob, theirs))}, theirs.ucx});
     wanted.push_back(std::move(one));
     ranks.push_back(q);
   }

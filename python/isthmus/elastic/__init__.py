@@ -182,7 +182,7 @@ class _Job:
                         self.meet()
                     else:
                         self.one_step()
-                flags, out = self.agree(_DONE | _LOSES_ONLY)
+                flags, out = self.agree(_DONE | (_LOSES_ONLY if self.loses_only() else 0))
                 if flags & _DONE and not out:
                     return self.comm
                 failure = None
@@ -197,9 +197,10 @@ class _Job:
                 raise self.comm.error or AbortedError(
                     f"elastic: a vendor's library has failed on a rank of '{self.comm.name}', and no rank is gone"
                 ) from failure
+            failure = None  # it holds what the step has held
             self.shrink()
 
-    def loses_only(self, error: Exception) -> bool:
+    def loses_only(self, error: Exception | None = None) -> bool:
         """Whether this rank knows of no failure but of ranks that are lost, or that an error names: the others can go on
         without them. False: a vendor's library has failed, and perhaps another rank is gone; where none is, all ranks raise.
 
