@@ -23,3 +23,4 @@ def test_the_benchmark_of_threads_that_help_between_hosts_runs_and_writes_its_fi
     rates = json.loads(out.read_text())["rates"]
     assert set(rates["both ways"]) == {"one stream", "alone", "helped", "raw"}
     assert all(rate > 0 for values in rates["all_reduce"].values() for rate in values)
+    assert rates["by helpers"]["helped"][0] > 0, "the helpers of a process reach its links"
