@@ -138,10 +138,9 @@ TcpReader::Result TcpReader::receive(int socket, std::byte *to, size_t want, siz
   return Result::Ended;
 }
 
-bool TcpReader::bring(int socket) noexcept {
+void TcpReader::bring(int socket) noexcept {
   Burst burst;
   read_payload(socket, burst);
-  return burst.bytes != 0;
 }
 
 std::string TcpReader::why() const {

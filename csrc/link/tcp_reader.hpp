@@ -61,9 +61,8 @@ class TcpReader {
   std::string why() const;
   const FrameHeader &header() const noexcept { return header_; }
 
-  // Receives what is here of the payload in work, without a step's other parts: no sink is asked or told. The next step goes on where this ends. True:
-  // something has come.
-  bool bring(int socket) noexcept;
+  // Receives what is here of the payload in work, without a step's other parts: no sink is asked or told. The next step goes on where this ends.
+  void bring(int socket) noexcept;
 
   // The stream is lost, and its frames will come by another one. The reader is as new, for the stream's next connection.
   void lose();

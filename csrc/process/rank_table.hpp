@@ -69,8 +69,8 @@ class RankTable {
   std::vector<Joining> joining_ ISTHMUS_GUARDED_BY(mutex_);
   std::atomic<uint64_t> serial_{0};
 
-  Mutex
-      sweeping_mutex_;  // taken before retired_mutex_, and held over system calls: only who makes a rank waits for it, and the control thread
+  // Taken before retired_mutex_, and held over system calls: only who makes a rank waits for it, and the control thread.
+  Mutex sweeping_mutex_;
   mutable Mutex retired_mutex_;
   std::vector<Retired> retired_ ISTHMUS_GUARDED_BY(retired_mutex_);
   int freeing_ ISTHMUS_GUARDED_BY(retired_mutex_) = 0;  // taken out of retired_ by sweep(), and about to be free

@@ -248,11 +248,11 @@ void StoreExchange::join() {
     }
     attempt_.assign(roster.begin(), roster.begin() + 16);
     store_->set(in_attempt("ack/" + std::to_string(rank_)), Bytes{1});
-    const auto replaced =
-        [&] {  // get() waits for a key that is removed behind check(): rank 0 leaves this one until we are through
-          const Bytes now = read_if_there(kRoster);
-          return !now.empty() && now != roster;
-        };
+    // get() waits for a key that is removed behind check(), so rank 0 leaves this one until we are through.
+    const auto replaced = [&] {
+      const Bytes now = read_if_there(kRoster);
+      return !now.empty() && now != roster;
+    };
     if (await({in_attempt("commit")}, {0}, "confirm the rendezvous", replaced)) return;
   }
 }
