@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <sstream>
 
 #include "base/doorbell.hpp"
 #include "base/lock.hpp"
+#include "base/small_file.hpp"
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh_state.hpp"
 #include "net/socket.hpp"
@@ -82,6 +84,18 @@ bool Peer::end_may_come() const {
   if (!state_ || !lost.load(std::memory_order_acquire)) return true;
   const Lock lock(state_->mutex);
   return static_cast<bool>(state_->pidfd);
+}
+
+bool Peer::is_ending() const {
+  constexpr unsigned long kExiting = 4;  // PF_EXITING, of the flags in proc_pid_stat(5)
+  if (pid <= 0 || !lost.load(std::memory_order_acquire) || !end_may_come()) return false;
+  const std::string stat = read_small_file(formatted("/proc/{}/stat", pid).c_str());
+  std::istringstream behind_name(stat.substr(std::min(stat.size(), stat.rfind(')') + 2)));
+  std::string state, skipped;
+  unsigned long flags = 0;
+  behind_name >> state;
+  for (int i = 0; i < 5; ++i) behind_name >> skipped;
+  return behind_name >> flags && (flags & kExiting) != 0;
 }
 
 Mesh::State::State(const Settings &settings, MeshEvents &handler, int arena_fd, size_t arena_bytes,

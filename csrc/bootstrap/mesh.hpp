@@ -108,6 +108,8 @@ class Peer {  // another process. Lives as long as the mesh.
   bool surely_ended() const;
   // Whether it may yet turn out that the process has ended: it is not lost, or its end is still watched.
   bool end_may_come() const;
+  // Once lost: the kernel of this host takes the process apart. That lasts where the process had much memory, or a device.
+  bool is_ending() const;
 
  private:
   friend class Mesh;
@@ -156,6 +158,9 @@ class Mesh {
                 const Look &look = {});
   // Whether connect() would dial this process: the other side waits, and there is no connection yet; `data`: or there are no data connections yet.
   bool must_dial(const Endpoint &endpoint, bool data) const;
+  // Whether all that had come until then on control connections, and the end of every process that had ended, has been given to the events. Where that
+  // time is over and it has not, the control thread is woken: ask again. Any thread.
+  bool has_heard(int64_t until_ns) const noexcept;
   // The side that dials connects a data stream again, at the address where the stream was connected before. The peer's side gets on_stream().
   // `generation` counts the stream's connections. Blocks until the deadline. Throws Error.
   bool dials(const Peer &peer) const noexcept;

@@ -244,6 +244,12 @@ bool Mesh::must_dial(const Endpoint &endpoint, bool data) const {
   return known == s.by_process.end() || (data && !s.peers[known->second->index].has_data);
 }
 
+bool Mesh::has_heard(int64_t until_ns) const noexcept {
+  if (state_->losses.heard_ns.load(std::memory_order_acquire) >= until_ns) return true;
+  if (now_ns() >= until_ns) state_->wake();
+  return false;
+}
+
 bool Mesh::dials(const Peer &peer) const noexcept { return state_->self.process < peer.endpoint.process; }
 
 UniqueFd Mesh::connect_again(Peer &peer, const Bytes16 &key, uint32_t stream, uint32_t generation, Deadline deadline) {

@@ -21,10 +21,16 @@ namespace {
 
 constexpr double kAttemptSeconds = 10;  // one dialogue with a process that accepted the connection
 constexpr int64_t kGoneLocalNs = 250'000'000, kGoneNs = 1'000'000'000;  // refused for so long: nobody listens there any more
-constexpr int64_t kKeyGraceNs = 5'000'000'000;                          // a peer may learn the key so much later than we do
+constexpr int64_t kKeyGraceNs = 5'000'000'000;  // another process has the peer's address for so long: the peer is not there
 
 Deadline at_most(Deadline deadline, double seconds) {
   return Deadline::at_ns(std::min(deadline.ns(), Deadline(seconds).ns()));
+}
+
+// Whether the peer itself has answered, and has not learned the key yet. It may be as late as it likes: the deadline is for that.
+bool learns_key(const Error &error, const Endpoint &e) {
+  const auto *unknown = dynamic_cast<const net::KeyError *>(&error);
+  return unknown && unknown->process() == e.process;
 }
 
 }  // namespace
@@ -71,7 +77,8 @@ bool Dialer::gone(const Endpoint &e) const {
 bool Dialer::connect_as(const Endpoint &e, net::ConnectRace &race, const Bytes16 &key, net::Hello hello, Deadline deadline,
                         UniqueFd &fd, size_t &which) const {
   hello.process = self_.process;
-  std::optional<Error> trouble;
+  std::exception_ptr trouble;
+  bool of_key = false;
   while (race.next(at_most(deadline, kConnectSeconds), fd, which)) {
     try {
       if (net::dial(fd.get(), hello, key, process_text(e), at_most(deadline, kAttemptSeconds)).process == e.process)
@@ -79,10 +86,12 @@ bool Dialer::connect_as(const Endpoint &e, net::ConnectRace &race, const Bytes16
       fail(Code::PeerLost, "another process answers at {}", race.address(which).text());
     } catch (const Error &error) {
       if (error.code() != Code::PeerLost && error.code() != Code::Timeout && error.code() != Code::Auth) throw;
-      if (!trouble || error.code() == Code::Auth) trouble = error;
+      if (trouble && (error.code() != Code::Auth || (of_key && !learns_key(error, e)))) continue;
+      trouble = std::current_exception();
+      of_key = error.code() == Code::Auth;
     }
   }
-  if (trouble) throw Error(*trouble);
+  if (trouble) std::rethrow_exception(trouble);
   return false;
 }
 
@@ -126,8 +135,7 @@ Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline
       if (key_since == 0 || error.code() != Code::Timeout) last = error.text();
       if (error.code() == Code::Auth) {
         if (key_since == 0) key_since = now_ns();
-        if (now_ns() - key_since > kKeyGraceNs) throw;
-        if (deadline.passed()) throw;
+        if (now_ns() - key_since > kKeyGraceNs && !learns_key(error, e)) throw;
       } else if (error.code() != Code::PeerLost && error.code() != Code::Timeout) {
         throw;
       }

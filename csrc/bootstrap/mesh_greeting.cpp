@@ -17,6 +17,10 @@ namespace {
 
 constexpr uint32_t kMaxStreams = kMostStreams;
 
+// Who greets has proved the job key, and takes the connection for made. A process that is stopped meanwhile finishes its greeting when it goes on; one
+// that has ended closes the connection.
+constexpr int64_t kGreetingNs = 600'000'000'000;
+
 }  // namespace
 
 void Greetings::refuse(const Greeting &g, const std::string &why) {
@@ -24,7 +28,7 @@ void Greetings::refuse(const Greeting &g, const std::string &why) {
 }
 
 void Greetings::admit(net::Guest &&guest) {
-  Greeting g{std::move(guest), Deadline::at_ns(now_ns() + net::kHandshakeNs), net::FrameReader(), {}, {}, {}};
+  Greeting g{std::move(guest), Deadline::at_ns(now_ns() + kGreetingNs), net::FrameReader(), {}, {}, {}};
   const net::Hello &h = g.guest.hello;
   if (h.version != net::kProtocolVersion)
     return refuse(g, "it speaks " + net::version_text(h.version, net::kProtocolVersion));

@@ -3,6 +3,7 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 
 #include "base/lock.hpp"
@@ -52,11 +53,13 @@ void Mesh::State::run() noexcept {
     try {
       const int64_t until =
           std::min({tick, losses.silence.next_ns(), gate.next_deadline_ns(), greetings->next_deadline_ns()});
-      epoll_event ready[64];
+      std::array<epoll_event, 64> ready;
       const size_t due = losses.ended.size();
-      const int n = ::epoll_wait(epoll.get(), ready, 64, due != 0 ? 0 : Deadline::at_ns(until).left_ms());
+      const int64_t begun = now_ns();
+      losses.unread = false;
+      const int n = ::epoll_wait(epoll.get(), ready.data(), ready.size(), due != 0 ? 0 : Deadline::at_ns(until).left_ms());
       losses.silence.turn(now_ns());
-      for (int i = 0; i < n; ++i) serve(ready[i]);
+      for (int i = 0; i < n; ++i) serve(ready[static_cast<size_t>(i)]);
       gate.service(guests);
       for (net::Guest &g : guests) greetings->admit(std::move(g));
       guests.clear();
@@ -73,6 +76,8 @@ void Mesh::State::run() noexcept {
       claimed.clear();
       for (size_t i = 0; i < due; ++i) lose(*losses.ended[i].first, losses.ended[i].second);
       losses.ended.erase(losses.ended.begin(), losses.ended.begin() + static_cast<ptrdiff_t>(due));
+      if (losses.ended.empty() && n < static_cast<int>(ready.size()) && !losses.unread)
+        losses.heard_ns.store(begun, std::memory_order_release);
       if (losses.silence.watched()) leave_out_the_silent();
       if (now_ns() >= tick) {
         for (uint32_t i = 0; Peer *peer = find(i); ++i) {
@@ -234,7 +239,7 @@ void Mesh::State::on_readable(Peer &peer) {
     return p.out.error() == EPIPE ? 0 : p.out.error();
   };
   // A peer that has ended says no more. So all that the peer said is read before the peer is lost.
-  for (size_t reads = 0; end.empty() && (reads < kReadsAtOnce || p.ended); ++reads) {
+  for (size_t reads = 0; end.empty(); ++reads) {
     uint16_t type = 0;
     std::span<const std::byte> body;
     net::FrameReader::Result r;
@@ -249,6 +254,10 @@ void Mesh::State::on_readable(Peer &peer) {
     if (!end.empty()) break;
     if (r == net::FrameReader::Result::Bad) {
       end = "sent " + p.reader.why();
+      break;
+    }
+    if (reads >= kReadsAtOnce && !p.ended) {
+      losses.unread = true;
       break;
     }
     const ssize_t n = net::recv_some(fd, p.reader.space());

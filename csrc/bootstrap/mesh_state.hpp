@@ -97,6 +97,8 @@ struct Losses {
   // Who has ended, and why they are lost. Once more all that has come is heard first: another's word of an abort may say why one has ended.
   std::vector<std::pair<Peer *, std::string>> ended;
   EndingWait ending{};
+  bool unread = false;               // of a peer more has come than was read in this turn
+  std::atomic<int64_t> heard_ns{0};  // Mesh::has_heard(): any thread reads it
   bool has_ended(const Peer &peer) const noexcept {
     return std::any_of(ended.begin(), ended.end(), [&](const auto &e) { return e.first == &peer; });
   }

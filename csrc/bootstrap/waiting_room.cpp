@@ -185,8 +185,9 @@ size_t WaitingRooms::hear(std::span<const pollfd> fds) {
       if (room == rooms_.end()) continue;
       const auto c = room->second.coming.find(watched_[i].second);
       if (c == room->second.coming.end()) continue;  // a member has taken it meanwhile
-      const bool late = !c->second.entered && now_ns() >= c->second.until_ns;
-      if (late || (fds[i].revents && !stays(room->second, c->second))) room->second.coming.erase(c);
+      // What has come is read first: this thread may be the one that is late.
+      const auto late = [&] { return !c->second.entered && now_ns() >= c->second.until_ns; };
+      if (((fds[i].revents || late()) && !stays(room->second, c->second)) || late()) room->second.coming.erase(c);
     }
     look_at_clock();
   }

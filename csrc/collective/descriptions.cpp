@@ -52,10 +52,8 @@ void Descriptions::mismatch(uint64_t sequence, int q) noexcept {
     constexpr int kAnswerMs = 150;
     constexpr double kPatienceSeconds = 1.0;
     Answer a;
-    if (core_.context->control().query(p.process, p.their_index, core_.id.epoch, sequence, kAnswerMs,
-                                       Deadline(kPatienceSeconds), a) &&
-        a.known)
-      theirs = describe(core_.id, a.what, a.bytes);
+    auto question = core_.context->control().ask(p.process, p.their_index, core_.id.epoch, sequence);
+    if (question.answered(kAnswerMs, Deadline(kPatienceSeconds), a) && a.known) theirs = describe(core_.id, a.what, a.bytes);
   }
   const Called mine = called(sequence);
   const std::string ours = mine.known ? describe(core_.id, mine.code, mine.bytes) : "something else";

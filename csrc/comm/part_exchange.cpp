@@ -43,7 +43,8 @@ std::vector<Blob> PartExchange::gather(const Blob &mine, Deadline deadline) {
   std::vector<Blob> blobs(ranks_.size());
   size_t longest = mine.size();
   for (size_t at = 0; at == 0 || at < longest; at += kPiece) {
-    const auto all = whole_.exchange().gather(what_.c_str(), ranks_, piece_of(mine, at), deadline, [this] { look(); });
+    const auto all =
+        whole_.exchange().gather(what_.c_str(), turn_++, ranks_, piece_of(mine, at), deadline, [this] { look(); });
     for (size_t i = 0; i < all.size(); ++i) {
       PieceHead head;
       if (all[i].size() >= sizeof head) std::memcpy(&head, all[i].data(), sizeof head);

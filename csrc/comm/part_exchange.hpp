@@ -45,6 +45,7 @@ class PartExchange final : public bootstrap::Exchange {
   const WholeFailed ends_;
   const AbortWatch *const watch_;
   std::vector<int> ranks_;  // the members, ascending
+  uint64_t turn_ = 0;       // of the exchanges of single pieces
 };
 
 }  // namespace isthmus::comm

@@ -207,7 +207,7 @@ Dialed dial(int fd, Hello hello, const Bytes16 &key, const std::string &to, Dead
         formatted("{} does not know our job key; check that all processes belong to one job (ISTHMUS_JOB_KEY, job id, "
                   "address)",
                   to),
-        r.bytes16());
+        challenge->process, r.bytes16());
   if (!equal_constant_time(r.bytes16(), mac(key, acceptor_label(verdict), transcript)))
     fail(Code::Auth, "{} did not prove the job key; check that all processes belong to one job", to);
   if (verdict == Verdict::OtherVersion || challenge->version != hello.version)

@@ -72,14 +72,16 @@ class Acceptor {
   std::string why_;
 };
 
-// Thrown where the acceptor does not know the dialer's key. The acceptor says which job it is for, and nothing proves the claim.
+// Thrown where the acceptor does not know the dialer's key. The acceptor says who it is and which job it is for, and nothing proves the claims.
 class KeyError final : public Error {
  public:
-  KeyError(std::string text, const Bytes16 &job) : Error(Code::Auth, std::move(text)), job_(job) {}
+  KeyError(std::string text, const Bytes16 &process, const Bytes16 &job)
+      : Error(Code::Auth, std::move(text)), process_(process), job_(job) {}
+  const Bytes16 &process() const noexcept { return process_; }
   const Bytes16 &job() const noexcept { return job_; }  // zero: the acceptor has not said
 
  private:
-  Bytes16 job_;
+  Bytes16 process_, job_;
 };
 
 struct Dialed {

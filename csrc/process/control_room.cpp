@@ -15,8 +15,6 @@ namespace {
 // get no processor for some tenths of a second.
 constexpr int64_t kSilentBeats = 3, kSilentNs = 700'000'000;
 
-constexpr size_t kMostAnswers = 64;  // kept; then the oldest is dropped, because its asker has given up
-
 Failure read_failure(const AbortMessage &message) {
   const AbortHead &h = message.head;
   Failure why;
@@ -140,8 +138,7 @@ void ControlRoom::on_message(bootstrap::Peer &peer, uint16_t type, std::span<con
       const auto r = unpack<ReplyBody>(body);
       if (!r) break;
       const Lock lock(mutex_);
-      if (answers_.size() > kMostAnswers) answers_.erase(answers_.begin());
-      answers_.emplace_back(r->number, r->answer);
+      if (const auto asked = questions_.find(r->number); asked != questions_.end()) asked->second = r->answer;
       answered_.notify_all();
       break;
     }
@@ -164,7 +161,7 @@ void ControlRoom::on_tick() {
   const int64_t now = now_ns();
   ticked_ns_.store(now, std::memory_order_relaxed);
   ranks_.sweep();
-  links_.report_broken(now);
+  links_.report_broken();
   // The control thread begins before begin() is called.
   if (bootstrap::Mesh *const mesh = mesh_.load(std::memory_order_acquire))
     mesh->let_go_of_the_gone([this](const bootstrap::Peer &peer) { return links_.let_go(peer); });
@@ -189,27 +186,42 @@ Answer ControlRoom::answer_query(uint32_t index, uint32_t epoch, uint64_t sequen
   return a;
 }
 
-bool ControlRoom::query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms,
-                        Deadline patience, Answer &answer) {
+ControlRoom::Inquiry ControlRoom::ask(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence) {
+  Inquiry question(*this, peer);
   if (!peer) {
-    answer = answer_query(their_index, epoch, sequence);
-    return true;
+    question.own_ = answer_query(their_index, epoch, sequence);
+    return question;
   }
-  Lock lock(mutex_);
-  const uint64_t number = ++next_;
-  const QueryBody q{their_index, epoch, sequence, number};
-  if (!mesh_.load()->send(*peer, static_cast<uint16_t>(Control::Query), packed(q))) return false;
-  const auto mine = [&]() ISTHMUS_REQUIRES(mutex_) {
-    return std::find_if(answers_.begin(), answers_.end(), [&](const auto &a) { return a.first == number; });
-  };
+  {
+    const Lock lock(mutex_);
+    question.number_ = ++next_;
+    questions_[question.number_];
+  }
+  const QueryBody body{their_index, epoch, sequence, question.number_};
+  if (!mesh_.load()->send(*peer, static_cast<uint16_t>(Control::Query), packed(body)))
+    forget(std::exchange(question.number_, 0));
+  return question;
+}
+
+bool ControlRoom::Inquiry::answered(int ms, Deadline patience, Answer &answer) {
+  if (own_) answer = *own_;
+  return own_ || (number_ != 0 && by_->await(*peer_, number_, ms, patience, answer));
+}
+
+bool ControlRoom::await(bootstrap::Peer &peer, uint64_t number, int ms, Deadline patience, Answer &answer) {
   // The control thread may be late as well. So what counts is the time of its last look: by then several heartbeats had not come.
-  const auto silent = [&] { return ticked_ns_.load() - peer->last_heard_ns.load() > silent_ns_; };
-  const auto answered = [&]() ISTHMUS_REQUIRES(mutex_) { return mine() != answers_.end(); };
-  while (!answered_.wait_for(lock, std::chrono::milliseconds(ms), answered))
-    if (peer->lost.load() || silent() || patience.passed()) return false;
-  answer = mine()->second;
-  answers_.erase(mine());
+  const auto silent = [&] { return ticked_ns_.load() - peer.last_heard_ns.load() > silent_ns_; };
+  Lock lock(mutex_);
+  const std::optional<Answer> &came = questions_.at(number);
+  while (!answered_.wait_for(lock, std::chrono::milliseconds(ms), [&] { return came.has_value(); }))
+    if (peer.lost.load() || silent() || patience.passed()) return false;
+  answer = *came;
   return true;
+}
+
+void ControlRoom::forget(uint64_t number) {
+  const Lock lock(mutex_);
+  questions_.erase(number);
 }
 
 }  // namespace isthmus::process

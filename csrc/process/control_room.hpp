@@ -6,16 +6,18 @@
 // A question and its answer:
 //
 //   asking process                        asked process
-//   query(): sends Query with a number    control thread: answer_query(), sends Reply
-//   waits, while heartbeats still come
+//   ask(): sends Query with a number      control thread: answer_query(), sends Reply
+//   answered(): waits, while heartbeats still come
 //   control thread: keeps the answer
-//   query(): takes the answer of its number
+//   answered(): takes the answer of its number
 //
 // Thread rules. Any thread may send and ask. The functions of MeshEvents are the control thread's, and end soon.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -45,10 +47,34 @@ class ControlRoom final : public bootstrap::MeshEvents {
             bootstrap::Goes goes = bootstrap::Goes::AtOnce) noexcept;
   // Tells the process of a rank that this rank fails. The communicator has the index `their_index` there.
   bool tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Failure &why) noexcept;
-  // Asks the process of a rank what the rank of index `their_index` does. False: no answer within `ms`. While heartbeats of that process
-  // still come, the wait goes on until `patience` ends: a process that is merely late is not taken for stopped.
-  bool query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms, Deadline patience,
-             Answer &answer);
+  // Asks the process of a rank what the rank of index `their_index` does. The answer comes later, so that several processes can be asked before the
+  // first answer is waited for.
+  class Inquiry {
+   public:
+    Inquiry(Inquiry &&of) noexcept
+        : by_(std::exchange(of.by_, nullptr)), peer_(of.peer_), number_(of.number_), own_(of.own_) {}
+    ~Inquiry() {
+      if (by_ && number_ != 0) by_->forget(number_);
+    }
+    // False: no answer within `ms`. While heartbeats of that process still come, the wait goes on until `patience` ends: a process that is merely
+    // late is not taken for stopped.
+    bool answered(int ms, Deadline patience, Answer &answer);
+
+   private:
+    friend class ControlRoom;
+    Inquiry(ControlRoom &by, bootstrap::Peer *peer) : by_(&by), peer_(peer) {}
+    ControlRoom *by_;
+    bootstrap::Peer *peer_;
+    uint64_t number_ = 0;        // 0: it was not sent
+    std::optional<Answer> own_;  // of this process
+  };
+  Inquiry ask(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence);
+
+  // Whether what had come until then from other processes has been taken (Mesh::has_heard).
+  bool has_heard(int64_t until_ns) const noexcept {
+    const bootstrap::Mesh *const mesh = mesh_.load(std::memory_order_acquire);
+    return mesh ? mesh->has_heard(until_ns) : now_ns() >= until_ns;
+  }
 
   void on_message(bootstrap::Peer &peer, uint16_t type, std::span<const std::byte> body) override;
   void on_lost(bootstrap::Peer &peer, const std::string &why) override;
@@ -63,6 +89,8 @@ class ControlRoom final : public bootstrap::MeshEvents {
   void take_agree(std::span<const std::byte> body);
   void take(Control type, std::span<const std::byte> body);  // what a rank of this process is told
   Answer answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const;
+  bool await(bootstrap::Peer &peer, uint64_t number, int ms, Deadline patience, Answer &answer);
+  void forget(uint64_t number);
 
   Doorbell &bell_;
   RankTable &ranks_;
@@ -73,8 +101,8 @@ class ControlRoom final : public bootstrap::MeshEvents {
   std::atomic<int64_t> ticked_ns_{0};  // when the control thread had last read what had come
   Mutex mutex_;
   Condition answered_;
-  uint64_t next_ ISTHMUS_GUARDED_BY(mutex_) = 0;  // the number of the last question
-  std::vector<std::pair<uint64_t, Answer>> answers_ ISTHMUS_GUARDED_BY(mutex_);
+  uint64_t next_ ISTHMUS_GUARDED_BY(mutex_) = 0;                                    // the number of the last question
+  std::map<uint64_t, std::optional<Answer>> questions_ ISTHMUS_GUARDED_BY(mutex_);  // by number: those that are asked now
 };
 
 }  // namespace isthmus::process

@@ -99,9 +99,9 @@ enum class OutOfBandHow : uint32_t {
 struct OutOfBandHead {  // the bytes of OutOfBand follow
   uint32_t member, epoch, rank;
   uint32_t how;  // OutOfBandHow
-  uint64_t about, number;
+  uint64_t about, turn, number;
 };
-static_assert(sizeof(OutOfBandHead) == 32);
+static_assert(sizeof(OutOfBandHead) == 40);
 
 struct AgreeHead {  // a word of an agreement (rank/consensus.hpp); `words` numbers of 64 bits follow, a bit for each rank
   uint32_t member, epoch, rank;

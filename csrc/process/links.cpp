@@ -13,8 +13,8 @@
 namespace isthmus::process {
 namespace {
 
-// How long a broken data link waits for the control connection to say why. A peer that leaves, aborts or dies says so on the control connection.
-// This process hears such events in the order in which they happened.
+// How long a broken data link waits for the control connection to say why. A peer that leaves, aborts or dies says so on the control connection. Of
+// that, all counts that has come within this time, also where the control thread reads it later.
 constexpr int64_t kLinkGraceNs = 500'000'000;
 
 constexpr int64_t kLeastSpinNs = 4000;  // before a sleep that sockets end
@@ -289,13 +289,13 @@ void Links::LinkSlot::broken(const std::string &why) {
   all.has_broken_.store(true, std::memory_order_release);
 }
 
-void Links::report_broken(int64_t now) noexcept {
+void Links::report_broken() noexcept {
   if (!has_broken_.load(std::memory_order_acquire)) return;
   const uint32_t n = counts_.made.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < n; ++i) {
     LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
     const int64_t since = slot.broken_ns.load(std::memory_order_acquire);
-    if (since == 0 || now - since < kLinkGraceNs || slot.peer->lost.load(std::memory_order_acquire)) continue;
+    if (since == 0 || !mesh_->has_heard(since + kLinkGraceNs) || slot.peer->lost.load(std::memory_order_acquire)) continue;
     for (const auto &rank : ranks_.all()) rank->link_broken(slot.link.get(), slot.reason);
   }
 }

@@ -90,7 +90,7 @@ class Links final {
   // After this no link holds anything of that rank.
   void cancel(const LocalRank &rank);
   // Fails the ranks behind links that broke while the control connection of the peer goes on as if nothing were wrong.
-  void report_broken(int64_t now) noexcept;
+  void report_broken() noexcept;
 
   // Sleeps until something may have happened: the doorbell, a socket (where `sockets`), at most `ns`. ready(LookAt) is asked once more
   // before the sleep.

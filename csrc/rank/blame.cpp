@@ -9,8 +9,10 @@
 namespace isthmus::rank {
 namespace {
 
-constexpr int kAnswerMs = 150;            // for a process that is well
-constexpr double kPatienceSeconds = 1.5;  // of one search for a culprit, with processes whose heartbeats still come
+constexpr int kAnswerMs = 150;  // for a process that is well
+constexpr double kPatienceSeconds =
+    1.5;  // with one whose heartbeats still come; several that are asked at once have that time together
+constexpr double kSearchSeconds = 6;  // of one search for a culprit
 
 template <class T>
 bool has(const std::vector<T> &all, T one) {
@@ -25,11 +27,13 @@ int64_t left_ns(const PeerRank &p) {
   return std::max(p.left_ns.load(), p.all_came_ns.load(std::memory_order_relaxed));
 }
 
+Deadline patience_until(Deadline end) { return Deadline::at_ns(std::min(end.ns(), Deadline(kPatienceSeconds).ns())); }
+
 }  // namespace
 
-bool Blame::ask(int q, uint64_t sequence, Deadline patience, Answer &a) const {
+process::ControlRoom::Inquiry Blame::ask(int q, uint64_t sequence) const {
   const PeerRank &p = core_.peers[q];
-  return core_.context->control().query(p.process, p.their_index, core_.id.epoch, sequence, kAnswerMs, patience, a);
+  return core_.context->control().ask(p.process, p.their_index, core_.id.epoch, sequence);
 }
 
 const std::string Blame::inside() const {
@@ -40,7 +44,7 @@ const std::string Blame::inside() const {
 // ---- the chain of who waits for whom -------------------------------------------------------------------------------------------------
 
 std::string Blame::culprit(const Operation &op, int first, Culprit &found) noexcept {
-  Search search{op, found, Deadline(kPatienceSeconds), {core_.id.rank}};
+  Search search{op, found, Deadline(kSearchSeconds), {core_.id.rank}};
   for (int q = first;;) {
     int next = -1;
     if (auto said = look_at(search, q, next)) return std::move(*said);
@@ -61,7 +65,7 @@ std::optional<std::string> Blame::look_at(Search &search, int q, int &next) noex
   Answer a;
   const int64_t heard = p.process ? p.process->last_heard_ns.load(std::memory_order_relaxed) : now_ns();
   const double silent = static_cast<double>(now_ns() - heard) * 1e-9;
-  if (!ask(q, op.sequence, search.patience, a)) {
+  if (!ask(q, op.sequence).answered(kAnswerMs, patience_until(search.end), a)) {
     search.found.ranks = {q};
     return formatted("{} does not answer; last heard {:.1f} s ago: its process is stopped, or the network to it is down{}",
                      who, silent, chain);
@@ -118,10 +122,13 @@ std::string Blame::waits_for_nobody(Search &search, int q, const std::string &bu
   next = -1;
   int missing = -1;
   std::string others;  // in calls of their own
-  for (int r = 0; r < core_.id.world; ++r) {
-    if (r == core_.id.rank || r == q || has(search.seen, r)) continue;
+  std::vector<std::pair<int, process::ControlRoom::Inquiry>> asked;
+  for (int r = 0; r < core_.id.world; ++r)
+    if (r != core_.id.rank && r != q && !has(search.seen, r)) asked.emplace_back(r, ask(r, search.op.sequence));
+  const Deadline patience = patience_until(search.end);
+  for (auto &[r, question] : asked) {
     Answer other;
-    if (!ask(r, search.op.sequence, search.patience, other)) {
+    if (!question.answered(kAnswerMs, patience, other)) {
       search.found.ranks = {r};
       return formatted("{} does not answer: its process is stopped, or the network to it is down{}", core_.id.text(r),
                        search.chain);
@@ -158,16 +165,21 @@ std::string Blame::library_text(const Operation &op, Culprit &found) noexcept {
     return formatted("copies of {}:{} have not ended: the device is slow or has failed, or other work holds up its queue",
                      core_.id.family, core_.device.number);
   const std::string in = library_call_text(op);
+  std::vector<std::optional<process::ControlRoom::Inquiry>> asked;  // none: of a rank that has left, or of this rank
+  for (const int q : island)
+    if (q == core_.id.rank || core_.peers[q].left.load(std::memory_order_acquire)) asked.emplace_back();
+    else asked.emplace_back(ask(q, op.sequence));
   const Deadline patience(kPatienceSeconds);
   int outside = -1;  // a rank outside the island, for which a rank of the island waits
   int behind = -1;   // a rank of the island whose own device has not come as far as this one's
   uint32_t turn = op.run.at.turn();
   std::string busy;  // the call in which one rank of the island is
-  for (const int q : island) {
+  for (size_t i = 0; i < island.size(); ++i) {
+    const int q = island[i];
     if (q == core_.id.rank) continue;
     Answer a;
-    if (core_.peers[q].left.load(std::memory_order_acquire) || !ask(q, op.sequence, patience, a) ||
-        a.entered < op.sequence || (a.known && a.digest != op.digest))
+    if (!asked[i] || !asked[i]->answered(kAnswerMs, patience, a) || a.entered < op.sequence ||
+        (a.known && a.digest != op.digest))
       return formatted("{}; {}", in, culprit(op, q, found));
     if (a.busy[0] && busy.empty()) busy = formatted("; {} is in {}", core_.id.text(q), a.busy);
     if (a.waiting_on < 0 && a.done < op.sequence && a.turn < turn) {

@@ -38,7 +38,7 @@ class Blame {
   struct Search {
     const Operation &op;
     Culprit &found;
-    Deadline patience;
+    Deadline end;             // behind it no question has the time that a slow process needs
     std::vector<int> seen{};  // ranks of the chain of who waits for whom
     std::string chain{};
   };
@@ -56,7 +56,7 @@ class Blame {
       const Operation &op) const;  // of a message whose copy from or to the device has not come to its end
   std::string no_place_text(const Operation &op) const;
   std::string library_message_text() const;
-  bool ask(int q, uint64_t sequence, Deadline patience, Answer &a) const;
+  process::ControlRoom::Inquiry ask(int q, uint64_t sequence) const;
   const std::string inside() const;  // "; rank 0 is in ...", or empty
 
   RankCore &core_;

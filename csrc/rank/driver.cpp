@@ -84,7 +84,7 @@ void RankDriver::look_at_clock(Waiting &w, int64_t now) noexcept {
   w.looked = now;
   core_.context->progress().stand_in();
   if (w.p2p) awaited_message_.store(w.op, std::memory_order_release);
-  core_.context->links().report_broken(now);
+  core_.context->links().report_broken();
   check_deadlines(now);
   if (now - w.asked > 50'000'000) {
     w.asked = now;

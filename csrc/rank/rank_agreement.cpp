@@ -11,8 +11,8 @@
 namespace isthmus::rank {
 namespace {
 
-constexpr int64_t kNewsNs =
-    2'000'000'000;                      // until this rank, too, has heard that a rank has ended which another one suspects
+// Until this rank, too, has heard that a rank has ended which another one suspects: so much of what comes is read. One that is ending is waited for.
+constexpr int64_t kNewsNs = 2'000'000'000;
 constexpr int64_t kAskNs = 20'000'000;  // between two questions whether the program wants to stop
 constexpr size_t kKept = 4;             // agreements; who is still in an older one has been left out, and was told
 
@@ -95,8 +95,8 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
     }
     if (!consensus.too_few()) few_since = 0;
     else if (few_since == 0) few_since = now_ns();
-    const bool waits = few_since != 0 && now_ns() - few_since < kNewsNs && news_may_come(consensus);
-    if (consensus.too_few() && !waits) {
+    const bool waits = few_since != 0 && news_may_come(consensus, !core_.context->control().has_heard(few_since + kNewsNs));
+    if (consensus.too_few() && (!waits || deadline.passed())) {
       note_gone();  // what has ended since the last look is no news that may still come
       if (consensus.too_few()) fail_too_few(number, consensus.suspected());
       continue;
@@ -285,13 +285,13 @@ void RankAgreement::note_gone() {
 
 // Another rank may have heard before this one that a process has ended. Or this one has, and the rank that leads, which has said that they are
 // too few, is to hear it.
-bool RankAgreement::news_may_come(const Consensus &consensus) const {
+bool RankAgreement::news_may_come(const Consensus &consensus, bool soon) const {
   const RankSet suspected = consensus.suspected();
   const bool led = consensus.leader() != core_.id.rank;
   for (int q = 0; q < core_.id.world; ++q) {
     const PeerRank &p = core_.peers[static_cast<size_t>(q)];
     if (!suspected.has(q) || !p.process || p.left.load(std::memory_order_acquire)) continue;
-    if (p.process->end_may_come() || (led && p.process->surely_ended())) return true;
+    if (soon ? p.process->end_may_come() || (led && p.process->surely_ended()) : p.process->is_ending()) return true;
   }
   return false;
 }

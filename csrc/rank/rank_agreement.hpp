@@ -48,7 +48,7 @@ class RankAgreement {
   };
   Consensus &current() ISTHMUS_REQUIRES(mutex_);
   void note_gone() ISTHMUS_REQUIRES(mutex_);
-  bool news_may_come(const Consensus &consensus) const ISTHMUS_REQUIRES(mutex_);
+  bool news_may_come(const Consensus &consensus, bool soon) const ISTHMUS_REQUIRES(mutex_);
   Outgoing take_words(uint64_t number) ISTHMUS_REQUIRES(mutex_);
   Verdict finish(uint64_t number) ISTHMUS_REQUIRES(mutex_);
   void say(uint64_t number, const Outgoing &words) noexcept;
@@ -61,7 +61,7 @@ class RankAgreement {
 
   RankCore &core_;
   std::atomic<bool> calling_{false};
-  mutable Mutex mutex_;
+  mutable Mutex mutex_;  // held while /proc is asked whether a process is ending
   Condition changed_;
   uint64_t number_ ISTHMUS_GUARDED_BY(mutex_) = 1;  // of the agreement that this rank is in, or will be in next
   RankSet members_ ISTHMUS_GUARDED_BY(mutex_);

@@ -60,10 +60,7 @@ void RankPort::peer_left(uint32_t rank, uint64_t done, uint64_t sent, Leaving ho
 void RankPort::peer_left_library(uint32_t rank) noexcept { rank_.events().left(rank, 0, 0, Leaving::LibraryEnded); }
 
 void RankPort::came_out_of_band(const process::OutOfBandHead &head, std::span<const std::byte> bytes) {
-  OutOfBand &inbox = rank_.exchange().inbox();
-  if (head.how == static_cast<uint32_t>(process::OutOfBandHow::Replaces))
-    inbox.replace(head.rank, head.about, head.number, bytes);
-  else inbox.came(head.rank, head.about, head.number, bytes);
+  rank_.exchange().came(head, bytes);
 }
 
 void RankPort::withdrawn_out_of_band(uint32_t rank, uint64_t number) { rank_.exchange().inbox().withdrawn(rank, number); }

@@ -15,6 +15,7 @@
 #include <set>
 
 #include "bootstrap/absence.hpp"
+#include "bootstrap/control_wire.hpp"
 #include "bootstrap_support.hpp"
 #include "net/gate.hpp"
 #include "net/handshake.hpp"
@@ -563,10 +564,11 @@ auto begun(F f) {
 }
 
 struct Waiting {
-  Couple keys, drops, silent;
+  Couple keys, drops, silent, late_key;
+  Node late_word;
   Pair crowded;
   std::vector<UniqueFd> crowd;  // clients that never say a word
-  std::future<Status> another_key, dropped_key, not_dialled;
+  std::future<Status> another_key, dropped_key, not_dialled, learned_late, introduced_late;
   std::vector<std::future<Status>> gone;
   std::future<int> most_of_crowd;  // descriptors while it was there; 0: the nodes have not met
 
@@ -596,6 +598,20 @@ struct Waiting {
     dropped_key = begun([this] {
       return error_of([&] { drops.dialer.mesh->connect(drops.waiter.mesh->self(), kOtherKey, true, 0, Deadline(2)); });
     });
+    // Longer than an address at which another process answers is asked again.
+    late_key.dialer.mesh->add_key(kKey);
+    learned_late = begun([this] {
+      auto dial = begun([this] {
+        return error_of(
+            [&] { late_key.dialer.mesh->connect(late_key.waiter.mesh->self(), kKey, true, 0, Deadline(3 * soon())); });
+      });
+      std::this_thread::sleep_for(std::chrono::seconds(13));
+      late_key.waiter.mesh->add_key(kKey);
+      late_key.waiter.mesh->connect(late_key.dialer.mesh->self(), kKey, true, 0, Deadline(soon()));
+      return dial.get();
+    });
+    late_word.mesh->add_key(kKey);
+    introduced_late = begun([this] { return introduce_late(); });
     silent.add_keys();
     not_dialled = begun([this] {
       return error_of([&] { silent.waiter.mesh->connect(silent.dialer.mesh->self(), kKey, true, 0, Deadline(0.7)); });
@@ -613,6 +629,24 @@ struct Waiting {
           ended.process.fill(first);
           return error_of([&] { a.mesh->connect(ended, kKey, true, 0, Deadline(2 * soon())); });
         }));
+  }
+  // A process that is stopped between the handshake and its first word, for longer than a stranger has for the handshake.
+  Status introduce_late() {
+    return error_of([&] {
+      UniqueFd fd;
+      Endpoint self = late_word.mesh->self();
+      EXPECT_EQ(net::connect_tcp(net::numeric_address(self.tcp[0]), Deadline(soon()), fd), 0);
+      self.process.fill(0);
+      self.host[0] ^= 1;
+      net::Hello hello;
+      hello.process = self.process;
+      net::dial(fd.get(), hello, kKey, "the mesh", Deadline(soon()));
+      std::this_thread::sleep_for(std::chrono::nanoseconds(net::kHandshakeNs + 1'000'000'000));
+      net::ByteVector message;
+      net::append_frame(message, static_cast<uint16_t>(Own::Intro), encode(Intro{0, random_bytes16(), self}));
+      EXPECT_EQ(net::send_all(fd.get(), message, Deadline(soon())), net::Io::Ok);
+      EXPECT_FALSE(late_word.mesh->connect(self, kKey, true, 0, Deadline(soon())).lost.load());
+    });
   }
 };
 
@@ -669,6 +703,16 @@ TEST_F(MeshWaiting, MoreHalfOpenClientsThanAllowedOnlyDelayTheOthers) {
   const int most = all_->most_of_crowd.get();
   EXPECT_GE(most, static_cast<int>(net::kMaxHalfOpen));
   EXPECT_LE(most, static_cast<int>(net::kMaxHalfOpen) + 8);
+}
+
+TEST_F(MeshWaiting, APeerMayLearnTheKeyAsLateAsItLikes) {
+  const Status s = all_->learned_late.get();
+  EXPECT_TRUE(s.ok()) << s.text;
+}
+
+TEST_F(MeshWaiting, APeerThatIsStoppedBeforeItsIntroductionIsHeardWhenItGoesOn) {
+  const Status s = all_->introduced_late.get();
+  EXPECT_TRUE(s.ok()) << s.text;
 }
 
 TEST_F(MeshWaiting, APeerThatDoesNotConnectIsNamed) {

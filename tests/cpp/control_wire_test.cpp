@@ -115,7 +115,8 @@ TEST(ControlWire, LeaveInEachWay) {
 }
 
 TEST(ControlWire, OutOfBandHead) {
-  goes_there_and_back(OutOfBandHead{1, 2, 3, 1, 5, 6}, bytes_of({{4, 1}, {4, 2}, {4, 3}, {4, 1}, {8, 5}, {8, 6}}));
+  goes_there_and_back(OutOfBandHead{1, 2, 3, 1, 5, 6, 7},
+                      bytes_of({{4, 1}, {4, 2}, {4, 3}, {4, 1}, {8, 5}, {8, 6}, {8, 7}}));
 }
 
 TEST(ControlWire, AgreeHead) {

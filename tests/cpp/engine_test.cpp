@@ -8,6 +8,7 @@
 #include <cstring>
 #include <ctime>
 #include <deque>
+#include <random>
 
 namespace isthmus::test {
 namespace {
@@ -328,8 +329,45 @@ TEST_P(Shapes, WhoGivesUpAnExchangeMayComeAgain) {
     while (rank == 2 && !gave_up) std::this_thread::yield();
     ISTHMUS_OK_OR_SAY(isthmus_comm_exchange(comm, first, 3, &mine, said, sizeof mine, isthmus_test::soon()));
     for (const int r : first) EXPECT_EQ(said[r], value(r, 7));
+    const int64_t then = value(rank, 8);
+    ISTHMUS_OK_OR_SAY(isthmus_comm_exchange(comm, first, 3, &then, said, sizeof then, isthmus_test::soon()));
+    for (const int r : first) EXPECT_EQ(said[r], value(r, 8)) << "what rank " << r << " says in the second exchange";
     ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
   });
+}
+
+// Ranks 1 and 2 give up as often as they like, also in the moment in which rank 0 passes on what they have said.
+TEST_P(Shapes, RanksThatGiveUpAnExchangeAndComeAgainStayInStepAndAllGetTheSame) {
+  const int world = GetParam().world;
+  if (world < 3) return;
+  constexpr int kTimes = 300;
+  using Said = std::array<int64_t, 3>;  // of each rank the exchange, times 1000, and how often the rank has called it
+  std::array<std::vector<Said>, 3> got;
+  std::atomic<int> gave_up{0};
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    const int first[] = {0, 1, 2};
+    if (rank < 3) {
+      std::minstd_rand any(static_cast<unsigned>(rank) + 1);
+      for (int i = 0; i < kTimes; ++i) {
+        Said said{};
+        for (int64_t mine = 1000 * i;; ++mine) {
+          const double most =
+              rank == 0 || mine % 1000 == 500 ? isthmus_test::soon() : 1e-6 * static_cast<double>(any() % 400 + 1);
+          const isthmus_result r = isthmus_comm_exchange(comm, first, 3, &mine, said.data(), sizeof mine, most);
+          if (r == ISTHMUS_OK) break;
+          ASSERT_EQ(r, ISTHMUS_ERR_TIMEOUT) << isthmus_last_error();
+          ASSERT_NE(rank, 0) << isthmus_last_error();
+          ++gave_up;
+        }
+        for (const int64_t s : said) ASSERT_EQ(s / 1000, i) << "on rank " << rank;
+        got[static_cast<size_t>(rank)].push_back(said);
+      }
+    }
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+  });
+  EXPECT_GT(gave_up, 0);
+  EXPECT_EQ(got[1], got[0]);
+  EXPECT_EQ(got[2], got[0]);
 }
 
 TEST_P(Shapes, AnAbortHereEndsAnExchangeOfAnAbortedCommunicator) {

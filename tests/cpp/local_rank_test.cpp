@@ -183,8 +183,8 @@ TEST_F(RoomTest, ControlMessagesReachTheRankOfTheirEpoch) {
     std::array<std::byte, 64> room;
     const std::array<std::byte, 5> bytes{};
     EXPECT_TRUE(
-        control.tell(nullptr, Control::OutOfBand, pack(OutOfBandHead{rank->my_index, epoch, 1, 0, 5, 6}, bytes, room)));
-    EXPECT_TRUE(control.tell(nullptr, Control::OutOfBand, packed(OutOfBandHead{rank->my_index, epoch, 1, 1, 5, 6})));
+        control.tell(nullptr, Control::OutOfBand, pack(OutOfBandHead{rank->my_index, epoch, 1, 0, 5, 0, 6}, bytes, room)));
+    EXPECT_TRUE(control.tell(nullptr, Control::OutOfBand, packed(OutOfBandHead{rank->my_index, epoch, 1, 1, 5, 0, 6})));
   }
   EXPECT_EQ(rank->granted, 107u);
   EXPECT_EQ(rank->left, 1);
@@ -238,15 +238,15 @@ TEST_F(RoomTest, TheRetiredHearWhoHasLeft) {
 TEST_F(RoomTest, AnAnswerSaysWhatElseTheProcessWaitsFor) {
   const auto asked = seated(), other = seated();
   Answer a;
-  EXPECT_TRUE(control.query(nullptr, asked->my_index, 7, 42, 10, Deadline(1), a));
+  EXPECT_TRUE(control.ask(nullptr, asked->my_index, 7, 42).answered(10, Deadline(1), a));
   EXPECT_EQ(a.entered, 42u);
   EXPECT_STREQ(a.busy, "");
   other->waiting = "barrier #1 of 'other'";
-  EXPECT_TRUE(control.query(nullptr, asked->my_index, 6, 42, 10, Deadline(1), a));
+  EXPECT_TRUE(control.ask(nullptr, asked->my_index, 6, 42).answered(10, Deadline(1), a));
   EXPECT_EQ(a.entered, 0u);  // of an earlier communicator of that index
   EXPECT_STREQ(a.busy, "barrier #1 of 'other'");
   asked->inside = "ncclAllReduce";
-  EXPECT_TRUE(control.query(nullptr, asked->my_index, 7, 42, 10, Deadline(1), a));
+  EXPECT_TRUE(control.ask(nullptr, asked->my_index, 7, 42).answered(10, Deadline(1), a));
   EXPECT_STREQ(a.busy, "ncclAllReduce");
 }
 

@@ -48,6 +48,29 @@ TEST(OutOfBand, ForgetsWhatItsSenderHasGivenUp) {
   EXPECT_TRUE(o.has_other(1, std::array<uint64_t, 1>{8})) << "an error may still tell of it";
 }
 
+TEST(OutOfBand, KnowsOfAMessageThatWasTakenThatItsSenderHasGivenItUpSince) {
+  OutOfBand o(2);
+  o.came(1, 7, 1, text("old"));
+  o.came(1, 7, 2, text("new"));
+  const auto old = o.take(1, 7, 0), newer = o.take(1, 7, 0);
+  o.withdrawn(1, 1);
+  EXPECT_TRUE(o.was_withdrawn(1, *old));
+  EXPECT_FALSE(o.was_withdrawn(1, *newer));
+}
+
+TEST(OutOfBand, GivesWhatWasSaidInThatTurnAlone) {
+  OutOfBand o(2);
+  o.came(1, {7, 0}, 1, text("first turn"));
+  o.came(1, {7, 1}, 2, text("second turn"));
+  o.came(1, {8, 0}, 3, text("other"));
+  EXPECT_EQ(o.take(1, {7, 1}, 0)->bytes, text("second turn"));
+  EXPECT_FALSE(o.take(1, {7, 1}, 0));
+  EXPECT_TRUE(o.has(1, {7, 0}));
+  o.drop_turns(7, 1);
+  EXPECT_FALSE(o.has(1, {7, 0}));
+  EXPECT_TRUE(o.has(1, {8, 0}));
+}
+
 TEST(OutOfBand, DropsWhatNobodyWantsAnyMoreAlsoWhereItComesLater) {
   OutOfBand o(2);
   o.came(1, 7, 1, text("early"));
@@ -133,7 +156,7 @@ TEST(OutOfBand, WhatReplacesIsAllThatTheRankHasSaidAboutThat) {
 TEST(OutOfBand, KeepsWhatAllRanksHaveContributedAtMost) {
   const int world = 1000;
   OutOfBand o(world);
-  const size_t whole = world * (OutOfBand::kMostBytes + sizeof(uint64_t));
+  const size_t whole = world * (OutOfBand::kMostBytes + 2 * sizeof(uint64_t));
   EXPECT_GE(o.most_kept() * OutOfBand::kMostMessage, whole + 15 * OutOfBand::kMostMessage);
 }
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
 import random
 import signal
+import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from events import until
 from jobs import DEADLINE, Me, Zygote, all_say, forever, job, results, total
 from patience import SOON, patient
 
@@ -212,6 +219,37 @@ def test_ranks_that_die_while_the_others_shrink_are_left_out_of_what_comes_of_it
                 while rank.expect("size") != size:
                     pass
         assert results(left) == [float(sum(rank.rank for rank in left))] * 3
+
+
+def test_one_of_two_goes_on_alone_once_the_other_has_ended_however_long_its_kernel_takes_for_that(zygote: Zygote) -> None:
+    """As of a process whose device or memory is slow to give back: its connections are closed, and it is not gone yet."""
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        me.send("ready")
+        if me.rank == 0:
+            failure = me.caught(lambda: forever(comm))
+            return failure["kind"], comm.agree(3)
+        me.hear()
+
+        def rest() -> None:
+            """What is left of the process once its first thread has ended."""
+            until(lambda: Path("/proc/self/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+            for entry in list(Path("/proc/thread-self/fd").iterdir()):
+                with suppress(OSError):
+                    if str(entry.readlink()).startswith("socket:"):
+                        os.close(int(entry.name))
+            time.sleep(patient(5))
+            os._exit(0)
+
+        threading.Thread(target=rest).start()
+        libc = ctypes.CDLL(None)
+        libc.syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit(2): of this thread alone
+
+    with job(zygote, 2, body) as ranks:
+        all_say(ranks, "ready")
+        ranks[1].tell("go")
+        assert ranks[0].result() == ("PeerLostError", (3, [1]))
 
 
 def test_one_that_has_lost_the_others_while_they_may_live_does_not_go_on_but_where_it_is_told_to(zygote: Zygote) -> None:

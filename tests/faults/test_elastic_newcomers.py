@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import isthmus
+from events import until
 from isthmus import elastic
 from jobs import DEADLINE, Me, Rank, Zygote, job, newcomers
 from patience import SOON, patient
@@ -319,6 +320,44 @@ def test_a_newcomer_that_is_killed_as_it_comes_in_keeps_nobody_from_going_on(zyg
         ends = ends_of(ranks)
         alike(ends)
         assert ends[0][:2] == (2, [2] * STEPS)
+
+
+def test_nobody_waits_for_a_newcomer_that_was_counted_and_has_gone_since(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        from isthmus.elastic import _door
+
+        let_in = _door.Door.let_in
+        took: list[float] = []
+
+        def late(door: Any, comm: isthmus.Comm, count: int, name: str) -> isthmus.Comm | None:
+            if me.rank == 0 and not took:
+                me.send("counted")
+                until(lambda: comm.joiners(door.tickets[-1]) == 0)
+            begin = time.monotonic()
+            grown = let_in(door, comm, count, name)
+            took.append(time.monotonic() - begin)
+            return grown
+
+        _door.Door.let_in = late  # type: ignore[method-assign]
+
+        def before(comm: isthmus.Comm, number: int, part: Part) -> None:
+            if number == 2 and me.rank == 0:
+                part.await_joiner(comm)
+
+        return Part(me, before, full=3, every=3).run(), took
+
+    with (
+        job(zygote, 2, body, shape, timeout=10 * SOON) as ranks,
+        newcomers(zygote, 2, 1, lambda me: Part(me, full=3, every=3).join(), shape) as (new,),
+    ):
+        new.tell(next_ticket(ranks[0]))
+        ranks[0].expect("counted")
+        new.signal(signal.SIGKILL)
+        new.wait()
+        said = ends_of(ranks)
+        alike([end for end, _ in said])
+        assert said[0][0][:2] == (2, [2] * STEPS)
+        assert len(said[0][1]) == 1 and said[0][1][0] < SOON, said
 
 
 def test_ranks_without_on_ticket_do_not_look_and_look_no_more_often_than_every(zygote: Zygote) -> None:

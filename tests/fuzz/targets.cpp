@@ -536,7 +536,7 @@ std::vector<Bytes> control_seeds() {
           seed(process::packed(reply)),
           seed(process::packed(process::StreamRingBody{link::Arena::kHeader, link::ByteRing::kLeastCapacity})),
           seed(process::packed(process::LeaveBody{1, 2, 3, process::Leaving::Broken, 5, 6})),
-          seed(process::pack(process::OutOfBandHead{1, 2, 3, 0, 5, 6}, text, room))};
+          seed(process::pack(process::OutOfBandHead{1, 2, 3, 0, 5, 6, 7}, text, room))};
 }
 
 }  // namespace

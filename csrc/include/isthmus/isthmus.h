@@ -246,7 +246,8 @@ ISTHMUS_API isthmus_result isthmus_comm_agree(isthmus_comm_t comm, uint64_t *fla
  * list on all of them. recv: count * bytes, in their order. It goes over the control connections, beside all operations, and works on a
  * communicator that has failed or was aborted, so that the ranks which are left can agree on what they do next. Not for bulk data. Calls with
  * the same list meet in their order. Any thread. timeout: seconds; 0: the communicator's. Where it has failed on one rank (lost, late) it may
- * have succeeded on another. */
+ * have succeeded on another. That rank's next call with this list and size is then the same exchange: it ends with what the others have got,
+ * which in this rank's place is what the call that failed had sent. */
 ISTHMUS_API isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int *ranks, int count, const void *send, void *recv,
                                                  size_t bytes, double timeout);
 /* Waits for pending operations up to the communicator's timeout, then frees. Not collective; never hangs. NULL is allowed. */

@@ -1,10 +1,13 @@
 // The face of NCCL and RCCL: their numbers, and their ways of making communicators. What the files of this face share.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "abi.hpp"
 #include "calls_nccl.hpp"
@@ -107,12 +110,33 @@ TargetPtr target_of(Handle *out, const DevicePlace &place, bool blocking, const 
 Result silent_rank(const char *call, const CommPtr &parent, const std::vector<int> &ranks);
 std::vector<int> all_ranks(const CommPtr &parent);
 double exchange_seconds();  // how long ranks wait for each other; 0: as the communicator says
-// Gathers `mine` of each of these ranks, beside the parent's operations, and also where those have failed or were revoked.
+// Gathers `mine` of each of these ranks, beside the parent's operations, and also where those have failed or were revoked. A rank that had given up before
+// gets what the others have ended the exchange with. It takes that, where it had said the same then (Stale::Taken; else the exchange fails), or it comes to
+// the next exchange of the others (Stale::Dropped).
+enum class Stale : uint8_t { Taken, Dropped };
+uint64_t next_call();  // of this process
 template <class T>
-Outcome exchange(const CommPtr &parent, const std::vector<int> &ranks, const T &mine, std::vector<T> &all) {
-  all.resize(ranks.size());
-  return outcome(isthmus_comm_exchange(parent->get(), ranks.data(), static_cast<int>(ranks.size()), &mine, all.data(),
-                                       sizeof mine, exchange_seconds()));
+Outcome exchange(const CommPtr &parent, const std::vector<int> &ranks, const T &mine, std::vector<T> &all, Stale stale) {
+  struct Word {
+    uint64_t call;
+    T said;
+  };
+  const Word word{next_call(), mine};
+  std::vector<Word> words(ranks.size());
+  const size_t own = static_cast<size_t>(std::find(ranks.begin(), ranks.end(), parent->traits().rank) - ranks.begin());
+  for (bool met = false; !met;) {
+    if (Outcome o = outcome(isthmus_comm_exchange(parent->get(), ranks.data(), static_cast<int>(ranks.size()), &word,
+                                                  words.data(), sizeof word, exchange_seconds()));
+        !o.ok())
+      return o;
+    met = stale == Stale::Taken || words[own].call == word.call;
+  }
+  all.clear();
+  for (const Word &one : words) all.push_back(one.said);
+  if (words[own].call == word.call || std::memcmp(&all[own], &mine, sizeof mine) == 0) return {};
+  return {ISTHMUS_ERR_MISMATCH,
+          "the other ranks have ended this call with what an earlier call of this rank, which had failed, asked for: call "
+          "it again"};
 }
 // ---- waits for the library's own communicators (face_nccl_waits.cpp) ---------------------------------------------------------------
 std::unique_ptr<GroupWait> group_wait();

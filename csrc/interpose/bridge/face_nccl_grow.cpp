@@ -77,7 +77,7 @@ Result grow_from(Handle handle, int size, const UniqueId *id, int rank, Handle *
   const GrowWord mine{size, id != nullptr, id ? *id : UniqueId{}};
   return act_or_defer(parent, [=] {
     std::vector<GrowWord> all;
-    if (const Outcome o = exchange(parent, all_ranks(parent), mine, all); !o.ok()) return failed(kGrow, o);
+    if (const Outcome o = exchange(parent, all_ranks(parent), mine, all, Stale::Taken); !o.ok()) return failed(kGrow, o);
     UniqueId common{};
     if (const Outcome o = agreed(all, common); !o.ok()) return failed(kGrow, o);
     return init_as(kGrow, target, size, common, parent->traits().rank, kept->get());

@@ -2,6 +2,7 @@
 // vendor's library can serve becomes that library's communicator. Where the parent was revoked, each part is made like an init,
 // with an id that its first rank gives the others beside the parent's operations.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -58,7 +59,7 @@ Result init_part(const char *call, const TargetPtr &target, const std::vector<in
 // One call of ncclCommSplit over a parent that was revoked. All of its ranks take part in the two exchanges.
 Result split_revoked(const CommPtr &parent, int color, int key, const TargetPtr &target, Config *config) {
   std::vector<SplitChoice> all;
-  if (const Outcome o = exchange(parent, all_ranks(parent), SplitChoice{{}, color, key}, all); !o.ok())
+  if (const Outcome o = exchange(parent, all_ranks(parent), SplitChoice{{}, color, key}, all, Stale::Taken); !o.ok())
     return failed(kSplit, o);
   const std::vector<int> mine = color < 0 ? std::vector<int>{} : part_of(all, color);
   const int rank = static_cast<int>(std::find(mine.begin(), mine.end(), parent->traits().rank) - mine.begin());
@@ -66,7 +67,7 @@ Result split_revoked(const CommPtr &parent, int color, int key, const TargetPtr 
   UniqueId id{};
   if (!mine.empty() && rank == 0 && (made = get_unique_id(&id)) != kSuccess) id = {};
   std::vector<UniqueId> ids;
-  if (const Outcome o = exchange(parent, all_ranks(parent), id, ids); !o.ok()) return failed(kSplit, o);
+  if (const Outcome o = exchange(parent, all_ranks(parent), id, ids, Stale::Dropped); !o.ok()) return failed(kSplit, o);
   if (mine.empty() || made != kSuccess) return made;
   return init_part(kSplit, target, mine, ids[static_cast<size_t>(mine[0])], rank, config);
 }
@@ -171,6 +172,11 @@ double exchange_seconds() {
   return std::getenv("ISTHMUS_TIMEOUT") ? 0 : kAsInit;
 }
 
+uint64_t next_call() {
+  static std::atomic<uint64_t> calls{0};
+  return ++calls;
+}
+
 std::vector<int> all_ranks(const CommPtr &parent) {
   std::vector<int> ranks(static_cast<size_t>(parent->traits().size));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -239,7 +245,7 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
     UniqueId id{};
     if (mine == 0)
       if (const Result r = get_unique_id(&id)) return r;
-    if (const Outcome o = exchange(parent, left, id, ids); !o.ok()) return failed(kCall, o);
+    if (const Outcome o = exchange(parent, left, id, ids, Stale::Taken); !o.ok()) return failed(kCall, o);
     return init_part(kCall, target, left, ids[0], mine, kept->get());
   });
 }

@@ -68,10 +68,13 @@ class Door:
         text = np.zeros(_TEXT, np.uint8)
         here = comm.rank == self.publisher
         if here:
-            ticket = max(self.tickets, key=comm.joiners).encode()
-            text[: len(ticket)] = np.frombuffer(ticket, np.uint8)
+            most = max(self.tickets, key=comm.joiners)
+            if comm.joiners(most) >= count:  # else one has gone since it was counted, and all would wait for it
+                text[: len(most)] = np.frombuffer(most.encode(), np.uint8)
         comm.broadcast(text, self.publisher)
         ticket_text = text.tobytes().rstrip(b"\0").decode()
+        if not ticket_text:
+            return None
         try:
             grown = comm.grow(ticket_text, count, name=name)
         except Error as error:
