@@ -138,8 +138,8 @@ class CallInside {
   void close() const {
     if (comm_->changing.exchange(true, std::memory_order_seq_cst))
       i::fail(Code::Argument, "reconfigure: another thread is in it on this communicator: wait for its end");
-    for (const int64_t until = i::now_ns() + kInsideNs; comm_->inside.load(std::memory_order_seq_cst) != 1;) {
-      if (i::now_ns() > until) {
+    for (i::SeenTime waited; comm_->inside.load(std::memory_order_seq_cst) != 1;) {
+      if (waited.look(i::now_ns()) > kInsideNs) {
         open();
         i::fail(Code::Argument, "reconfigure: another thread is in a call on this communicator: wait for its end");
       }
@@ -624,7 +624,7 @@ isthmus_result isthmus_comm_raised(isthmus_comm_t comm, const char *what) {
   });
 }
 
-int isthmus_raiser(void) { return static_cast<int>(i::process::Context::raiser()); }
+int isthmus_raiser(double waited) { return static_cast<int>(i::process::Context::raiser(waited)); }
 
 isthmus_result isthmus_dump_next(char *path, size_t bytes) {
   return guarded([&] {

@@ -229,7 +229,7 @@ DialedStream Dialer::stream_to(const Peer &peer, const Bytes16 &key, std::span<c
     try {
       if (DialedStream one; stream(peer, key, {addresses.begin(), addresses.end()}, number, deadline, one, last)) return one;
     } catch (const Error &error) {
-      if (error.code() != Code::PeerLost && error.code() != Code::Timeout) throw;
+      if (error.code() != Code::PeerLost && error.code() != Code::Timeout && !learns_key(error, peer.endpoint)) throw;
       last = error.text();
     }
     if (peer.lost.load(std::memory_order_acquire)) throw Error(Code::PeerLost, peer.lost_text());

@@ -76,7 +76,7 @@ void Mesh::State::run() noexcept {
       claimed.clear();
       for (size_t i = 0; i < due; ++i) lose(*losses.ended[i].first, losses.ended[i].second);
       losses.ended.erase(losses.ended.begin(), losses.ended.begin() + static_cast<ptrdiff_t>(due));
-      if (losses.ended.empty() && n < static_cast<int>(ready.size()) && !losses.unread)
+      if (losses.ended.empty() && n >= 0 && n < static_cast<int>(ready.size()) && !losses.unread)
         losses.heard_ns.store(begun, std::memory_order_release);
       if (losses.silence.watched()) leave_out_the_silent();
       if (now_ns() >= tick) {

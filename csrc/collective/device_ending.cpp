@@ -53,7 +53,7 @@ bool DeviceEnding::wants_stop(int64_t now) const noexcept {
 
 bool DeviceEnding::settled(int64_t now, bool alone, bool refused) noexcept {
   if (has_ended() || left_behind_.load() || dead_.load(std::memory_order_acquire)) return true;
-  const int64_t passed = now - aborted_ns_.load();
+  const int64_t passed = waited_.look(now);
   const auto running = kRunning + static_cast<int64_t>(last_bytes_.load()) * (1'000'000'000 / kSecondBytes);
   if (endless_ && !refused && passed < kStopped) return false;  // the stream is about to be stopped
   if (passed < (alone ? kGrace : running)) return false;

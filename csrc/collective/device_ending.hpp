@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/seen_time.hpp"
 #include "collective/queued_work.hpp"
 
 namespace isthmus::collective {
@@ -78,6 +79,7 @@ class DeviceEnding {
   std::atomic<uint64_t> exchanges_{0};  // ticket of the last messages that the library was given
   std::atomic<uint64_t> last_bytes_{0};
   std::atomic<int64_t> aborted_ns_{0};
+  SeenTime waited_;  // since then, by settled()
   std::atomic<bool> left_behind_{false}, unfinished_{false}, dead_{false}, library_aborted_{false};
   std::atomic<bool> handed_over_{false};
 };

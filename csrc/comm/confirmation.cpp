@@ -12,7 +12,8 @@ constexpr uint64_t kMade = 1, kMayTryAgain = 2;  // what a rank contributes
 }  // namespace
 
 rank::Verdict agree(rank::Rank &of, uint64_t flags, const Asking &asking) {
-  return of.agreement().agree(flags, asking.suspects, false, asking.deadline, [&] { return asking.watch.status(); });
+  return of.agreement().agree(
+      flags, asking.suspects, false, asking.deadline, [&] { return asking.watch.status(); }, asking.endings);
 }
 
 // The lock is not kept: a split of another thread may stand beside an agreement. Where another thread has it, in a call that makes a communicator,
@@ -80,7 +81,7 @@ void Confirmation::settle(Communicator &whole, const std::vector<int> &suspects,
   if (subject(whole).of == Subject::Of::Nothing) return;
   const AbortWatch watch(whole.local());
   try {
-    resume(whole, {}, {suspects, deadline, watch});
+    resume(whole, {}, {suspects, deadline, watch, alone ? rank::Endings::Ignored : rank::Endings::Awaited});
   } catch (const Error &e) {
     if (!alone || e.code() != Code::PeerLost) throw;
     end(whole);

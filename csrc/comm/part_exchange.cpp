@@ -106,6 +106,7 @@ void PartExchange::hear_farewells() const {
     std::erase_if(named, [&](int q) { return q < 0 || q >= whole_.id().world; });
     const size_t at = sizeof head + head.ranks * sizeof(int32_t);
     const std::string why(reinterpret_cast<const char *>(said->data()) + at, said->size() - at);
+    heard_ = true;
     const bool known = head.code != 0 && head.code <= static_cast<uint32_t>(kLastCode);
     throw Error(known ? static_cast<Code>(head.code) : Code::Mismatch,
                 formatted("{}: rank {} has given up: {}", name(), whole_.id().number(r), why), std::move(named));

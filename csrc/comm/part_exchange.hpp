@@ -33,6 +33,7 @@ class PartExchange final : public bootstrap::Exchange {
   // Tells the other ranks of the part that this rank will not come to the next exchange, and why.
   void give_up(const Status &why) noexcept;
   void look() override;
+  bool heard_farewell() const noexcept { return heard_; }  // another rank has given up, and a call ended with its error
   void over();  // behind its last exchange: what ranks that gave up have said is dropped
 
  private:
@@ -45,7 +46,8 @@ class PartExchange final : public bootstrap::Exchange {
   const WholeFailed ends_;
   const AbortWatch *const watch_;
   std::vector<int> ranks_;  // the members, ascending
-  uint64_t turn_ = 0;       // of the exchanges of single pieces
+  mutable bool heard_ = false;
+  uint64_t turn_ = 0;  // of the exchanges of single pieces
 };
 
 }  // namespace isthmus::comm

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "base/clock.hpp"
+#include "base/format.hpp"
 #include "comm/communicator.hpp"
 #include "comm/part_exchange.hpp"
 
@@ -124,10 +125,7 @@ class Shrinking {
         watch_(watch),
         confirmation_(confirmation) {}
   std::shared_ptr<Communicator> to(const std::vector<int> &left,
-                                   Communicator::Parent parent) {  // the same list on all of them
-    for (;;)
-      if (auto made = meet(left, parent)) return made;
-  }
+                                   Communicator::Parent parent);           // the same list on all of them
   std::shared_ptr<Communicator> agreed(const std::vector<int> &excluded);  // lists may be unlike
 
  private:
@@ -135,7 +133,7 @@ class Shrinking {
     return static_cast<int>(std::find(left.begin(), left.end(), whole_.rank()) - left.begin());
   }
   std::string call() const { return formatted("shrink of '{}' on rank {}", whole_.name(), own_slot(whole_)); }
-  std::shared_ptr<Communicator> meet(const std::vector<int> &left, Communicator::Parent parent);
+  std::shared_ptr<Communicator> met(PartExchange &exchange, const std::vector<int> &left, Communicator::Parent parent);
   // The communicator of the ranks `left`, which meet in the exchange.
   std::shared_ptr<Communicator> make(const std::vector<int> &left, bootstrap::Exchange &exchange, Deadline deadline,
                                      Communicator::Parent parent);
@@ -211,34 +209,55 @@ std::shared_ptr<Communicator> Shrinking::agreed(const std::vector<int> &excluded
   } catch (const Error &e) { throw Error(e.code(), formatted("{}: {}", call(), e.text()), e.ranks()); }
 }
 
-// Of the time that is left: for a meeting to which the others may have come and gone.
-constexpr double kMeetingAgain = 0.25;
-
-// Null: this rank had given up before, the others went on with the id that it now gets, and they have given that up as well. In the next meeting they are
-// there again.
-std::shared_ptr<Communicator> Shrinking::meet(const std::vector<int> &left, Communicator::Parent parent) {
-  // The first rank that is left gives the others an id: nothing is collective over a communicator from which ranks are gone.
-  std::array<std::byte, 128> id{};
-  std::vector<std::byte> ids(left.size() * id.size());
-  if (whole_.rank() == left.front()) bootstrap::create_unique_id(whole_.settings(), id);
-  const bool now = local_.exchange().all_gather("shrink", left, id, ids.data(), deadline_);
-  const Deadline until = now ? deadline_ : Deadline(kMeetingAgain * static_cast<double>(deadline_.left_ns()) * 1e-9);
-  // A rank that has taken part in the exchange and died since would be waited for in vain.
-  for (const int q : left)
-    if (const auto *process = local_.peers()[static_cast<size_t>(q)].process; process && process->lost.load())
-      throw Error(Code::PeerLost,
-                  formatted("{}: rank {} is gone: {}", call(), whole_.terms().numbering.slot(q), process->lost_text()), {q});
-  std::memcpy(id.data(), ids.data(), id.size());
+// The ranks first agree on which attempt this is: one that had given up, and comes again, hears of the attempt with which the others went on. They may
+// wait for it there; or they have given that up as well, and say so, and it meets them in the next one.
+std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left, Communicator::Parent parent) {
+  std::string before;  // why an earlier attempt of the others came to nothing
   try {
-    const auto exchange =
-        bootstrap::id_exchange(id, number_in(left), static_cast<int>(left.size()), whole_.settings(), until);
-    auto made = make(left, *exchange, until, parent);
+    for (;;) {
+      const net::Bytes16 attempt = net::random16();
+      std::vector<net::Bytes16> attempts(left.size());
+      const bool now = local_.exchange().all_gather("shrink", left, std::as_bytes(std::span(attempt)),
+                                                    std::as_writable_bytes(std::span(attempts)).data(), deadline_);
+      PartExchange exchange(local_, formatted("shrink {}", hex(std::span(attempts[0]).first(4))), left,
+                            PartExchange::WholeFailed::IsKnown, &watch_);
+      try {
+        return met(exchange, left, parent);
+      } catch (const Error &e) {
+        const bool own = !exchange.heard_farewell() && (e.code() == Code::Aborted || e.code() == Code::Interrupted);
+        if (now || own) throw;
+        before = formatted("; before that: {}", e.text());
+      }
+    }
+  } catch (const Error &e) {
+    if (before.empty()) throw;
+    throw Error(e.code(), e.text() + before, e.ranks());
+  }
+}
+
+std::shared_ptr<Communicator> Shrinking::met(PartExchange &exchange, const std::vector<int> &left,
+                                             Communicator::Parent parent) {
+  struct Over {
+    PartExchange &of;
+    ~Over() { of.over(); }
+  } const over{exchange};
+  try {
+    // A rank that has taken part in the agreement on the attempt and died since would be waited for in vain.
+    for (const int q : left)
+      if (const auto *process = local_.peers()[static_cast<size_t>(q)].process; process && process->lost.load())
+        throw Error(Code::PeerLost,
+                    formatted("{}: rank {} is gone: {}", call(), whole_.terms().numbering.slot(q), process->lost_text()),
+                    {q});
+    auto made = make(left, exchange, deadline_, parent);
     if (parent == Communicator::Parent::Ends) made->local().succession().keep(local_.succession());
     return made;
   } catch (const Error &e) {
-    if (now || e.code() == Code::Aborted || e.code() == Code::Interrupted) throw;
+    exchange.give_up(e.why());
+    throw;
+  } catch (const std::exception &e) {
+    exchange.give_up({Code::Resource, e.what()});
+    throw;
   }
-  return nullptr;
 }
 
 std::shared_ptr<Communicator> Shrinking::make(const std::vector<int> &left, bootstrap::Exchange &exchange, Deadline deadline,

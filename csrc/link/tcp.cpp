@@ -31,8 +31,8 @@ constexpr uint64_t kRoom = 4 * 1024 * 1024;  // bytes of a stream: as much as a 
 
 constexpr int64_t kMute =
     500'000'000;  // once no stream can be written, what has come may be read for so long without a byte
-constexpr int64_t kComesAgain =
-    3'000'000'000;  // once a stream was taken for silent: a link without any waits for a new connection for so long
+// Where a stream was taken for silent, and has not come again: a link that has lost the last one waits for a new connection for so long.
+constexpr int64_t kComesAgain = 3'000'000'000;
 
 // A piece of it has come, or nobody sends it any more.
 void confirmed(Outgoing &out) noexcept {
@@ -292,15 +292,17 @@ bool TcpLink::progress(FrameSink &sink) {
     look_for_silence();
     if (long_way_) moved |= release_senders();
   }
-  if (!std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over || s->mute; })) {
+  const auto ends = [](const auto &s) { return s->over || s->mute; };
+  if (!std::all_of(streams_.begin(), streams_.end(), ends)) {
     when_.mute_ns = 0;
+    if (when_.gave_up_ns != 0 && std::none_of(streams_.begin(), streams_.end(), ends)) when_.gave_up_ns = 0;
     return moved;
   }
   // A peer that has said all closes all streams at once, but they are read one after another.
   const bool all = std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over.load(); });
   const int64_t now = now_ns();
   if (moved || when_.mute_ns == 0) when_.mute_ns = now;
-  if (when_.gave_up_ns != 0 && now - when_.gave_up_ns < kComesAgain)
+  if (when_.gave_up_ns != 0 && now - std::max(when_.gave_up_ns, when_.mute_ns) < kComesAgain)
     asks_.store(true, std::memory_order_relaxed);  // a sleeper is to look again
   else if (all || now - when_.mute_ns > kMute) die(sink, end_text_);
   return moved;

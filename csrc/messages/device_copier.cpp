@@ -120,8 +120,6 @@ uint64_t DeviceCopier::signalled() const noexcept {
 }
 
 void DeviceCopier::abort() noexcept {
-  int64_t never = 0;
-  aborted_ns_.compare_exchange_strong(never, now_ns());
   cancelled_.store(true, std::memory_order_release);
   // At every call: the gate may have been made since the last call.
   if (in_.made.load(std::memory_order_acquire) && in_.gate) in_.gate->poison();
@@ -129,7 +127,7 @@ void DeviceCopier::abort() noexcept {
 
 bool DeviceCopier::settled(int64_t now) noexcept {
   constexpr int64_t kPatience = 2'000'000'000;
-  return !busy() || now - aborted_ns_.load() > kPatience;
+  return !busy() || waited_.look(now) > kPatience;
 }
 
 }  // namespace isthmus::messages

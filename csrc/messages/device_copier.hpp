@@ -27,6 +27,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/seen_time.hpp"
 #include "base/spin_lock.hpp"
 #include "device/runtime.hpp"
 #include "messages/engine_names.hpp"
@@ -100,7 +101,7 @@ class DeviceCopier {
   Lane out_, in_, late_;  // to the stage; from the stage, behind gates; from the stage
   SpinLock marks_lock_;
   std::vector<std::unique_ptr<device::Event>> marks_ ISTHMUS_GUARDED_BY(marks_lock_);  // spare
-  std::atomic<int64_t> aborted_ns_{0};
+  SeenTime waited_;                                                                    // since the abort, by settled()
   std::atomic<bool> cancelled_{false};
 };
 

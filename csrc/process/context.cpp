@@ -184,19 +184,20 @@ void Context::await_heard() noexcept {
   c->mesh_->await_heard();
 }
 
-Context::Raiser Context::raiser() noexcept {
-  constexpr int64_t kMomentNs = 10'000'000'000;
+Context::Raiser Context::raiser(double waited) noexcept {
+  constexpr int64_t kMomentNs = 10'000'000'000, kHeardNs = 5'000'000'000;
+  const int64_t now = now_ns(), asked = now - static_cast<int64_t>(waited * 1e9);
   const auto c = current();
   if (!c) return Raiser::None;
   Raiser found = Raiser::None;
   for (const auto &rank : c->ranks_.all()) {
     const Failure why = rank->why();
-    if (why.raiser < 0 || why.raiser >= rank->world() || why.raiser == rank->rank() || now_ns() - why.noted_ns > kMomentNs)
+    if (why.raiser < 0 || why.raiser >= rank->world() || why.raiser == rank->rank() || asked - why.noted_ns > kMomentNs)
       continue;
     const bootstrap::Peer *process = rank->path_to(why.raiser).process;
     if (!process) continue;
-    if (!process->lost.load(std::memory_order_acquire)) return Raiser::There;
-    found = Raiser::Gone;
+    if (process->lost.load(std::memory_order_acquire)) found = Raiser::Gone;
+    else if (now - std::max(process->last_heard_ns.load(std::memory_order_relaxed), asked) < kHeardNs) return Raiser::There;
   }
   return found;
 }

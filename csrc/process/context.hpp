@@ -97,10 +97,10 @@ class Context final {
   static void raised(std::string_view what) noexcept;
   // Behind raised(): waits until the others have heard of it, 4 s at most. exit() calls it, once the error has been printed.
   static void await_heard() noexcept;
-  // Whether a communicator of this process has failed a moment ago because another rank raised, and whether the process of that rank is
-  // there.
+  // Whether a communicator of this process had failed in the ten seconds before `waited` seconds ago because another rank raised, and whether the process
+  // of that rank is there, and was heard in the last five seconds, or in these.
   enum class Raiser { None, There, Gone };
-  static Raiser raiser() noexcept;
+  static Raiser raiser(double waited) noexcept;
 
   struct Stats {
     int threads, descriptors, peers, links, members;

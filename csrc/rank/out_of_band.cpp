@@ -108,8 +108,9 @@ void OutOfBand::drop_turns(uint64_t subject, uint64_t before) {
 bool OutOfBand::has_other(int from, std::span<const uint64_t> than) {
   const Lock lock(mutex_);
   const auto &kept = from_[static_cast<size_t>(from)].kept;
-  return std::any_of(kept.begin(), kept.end(),
-                     [&](const Message &m) { return std::find(than.begin(), than.end(), m.about.subject) == than.end(); });
+  return std::any_of(kept.begin(), kept.end(), [&](const Message &m) {
+    return (m.about.subject & kOfOneSize) != 0 && std::find(than.begin(), than.end(), m.about.subject) == than.end();
+  });
 }
 
 }  // namespace isthmus::rank

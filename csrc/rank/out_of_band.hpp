@@ -18,6 +18,7 @@ class OutOfBand {
   static constexpr size_t kMostBytes = 4096;         // that a rank contributes to an exchange, or tells
   static constexpr size_t kMostMessage = 56 * 1024;  // of a message: of what all ranks have contributed, for example
   static constexpr size_t kMostForgotten = 64;
+  static constexpr uint64_t kOfOneSize = uint64_t{1} << 63;  // of a subject: all ranks contribute as many bytes
   struct About {
     uint64_t subject = 0;  // the exchange
     uint64_t turn = 0;     // of the exchanges that have this subject
@@ -51,7 +52,8 @@ class OutOfBand {
   void give_back(int from, Message message);  // the taker has given up now: the message is the oldest again
   void forget(uint64_t subject);              // what has come about it, and what still comes, is dropped
   void drop_turns(uint64_t subject, uint64_t before);
-  bool has_other(int from, std::span<const uint64_t> than);  // a message about another subject, withdrawn or not
+  bool has_other(int from,
+                 std::span<const uint64_t> than);  // a message about another subject that is kOfOneSize, withdrawn or not
 
  private:
   struct MessagesFrom {

@@ -51,7 +51,7 @@ std::string RankAgreement::name(uint64_t number) const {
 // ---- the program ---------------------------------------------------------------------------------------------------------------------
 
 Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline,
-                             const std::function<Status()> &ended) {
+                             const std::function<Status()> &ended, Endings endings) {
   struct Calling {
     std::atomic<bool> &flag;
     ~Calling() { flag.store(false, std::memory_order_release); }
@@ -93,15 +93,15 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
       waits_for = consensus.leader();
       since = now_ns();
     }
-    if (!consensus.too_few()) few_since = 0;
-    else if (few_since == 0) few_since = now_ns();
-    const bool waits = few_since != 0 && news_may_come(consensus, !core_.context->control().has_heard(few_since + kNewsNs));
-    if (consensus.too_few() && (!waits || deadline.passed())) {
+    few_since = !consensus.too_few() ? 0 : few_since != 0 ? few_since : now_ns();
+    const bool waits =
+        few_since != 0 && news_may_come(consensus, !core_.context->control().has_heard(few_since + kNewsNs), endings);
+    if (consensus.too_few() && !waits) {
       note_gone();  // what has ended since the last look is no news that may still come
       if (consensus.too_few()) fail_too_few(number, consensus.suspected());
       continue;
     }
-    if (deadline.passed()) fail_late(number, consensus, 2 * (now_ns() - since) < now_ns() - begun);
+    if (deadline.passed()) fail_late(number, consensus, waits, 2 * (now_ns() - since) < now_ns() - begun);
     if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", name(number));
     if (!first) {
       lock.unlock();
@@ -156,6 +156,16 @@ void RankAgreement::fail_too_few(uint64_t number, const RankSet &out) const {
               out.list());
 }
 
+// Too few, as far as is known; but their processes may be about to end.
+void RankAgreement::fail_ending(uint64_t number, const RankSet &out) const {
+  throw Error(
+      Code::Timeout,
+      formatted("{}: ranks {} are out of reach, and it is not known yet that their processes have ended: call again; "
+                "to go on at once, allow a minority",
+                name(number), list_of(out, core_.id)),
+      out.list());
+}
+
 // Those whom it waits for had no fair time to answer: they are not to be taken for lost.
 void RankAgreement::fail_early(uint64_t number, const Consensus &consensus) const {
   const int leader = consensus.leader();
@@ -163,7 +173,8 @@ void RankAgreement::fail_early(uint64_t number, const Consensus &consensus) cons
        name(number), leader < 0 ? "a rank" : core_.id.text(leader));
 }
 
-void RankAgreement::fail_late(uint64_t number, const Consensus &consensus, bool new_leader) const {
+void RankAgreement::fail_late(uint64_t number, const Consensus &consensus, bool ending, bool new_leader) const {
+  if (ending) fail_ending(number, consensus.suspected());
   if (new_leader) fail_early(number, consensus);
   const RankSet missing = consensus.unanswered();
   const int leader = consensus.leader();
@@ -285,13 +296,15 @@ void RankAgreement::note_gone() {
 
 // Another rank may have heard before this one that a process has ended. Or this one has, and the rank that leads, which has said that they are
 // too few, is to hear it.
-bool RankAgreement::news_may_come(const Consensus &consensus, bool soon) const {
+bool RankAgreement::news_may_come(const Consensus &consensus, bool soon, Endings endings) const {
   const RankSet suspected = consensus.suspected();
   const bool led = consensus.leader() != core_.id.rank;
   for (int q = 0; q < core_.id.world; ++q) {
     const PeerRank &p = core_.peers[static_cast<size_t>(q)];
     if (!suspected.has(q) || !p.process || p.left.load(std::memory_order_acquire)) continue;
-    if (soon ? p.process->end_may_come() || (led && p.process->surely_ended()) : p.process->is_ending()) return true;
+    if (soon ? p.process->end_may_come() || (led && p.process->surely_ended())
+             : endings == Endings::Awaited && p.process->is_ending())
+      return true;
   }
   return false;
 }

@@ -29,7 +29,7 @@ uint64_t subject_of(std::string_view what, std::span<const int> ranks, size_t by
   for (const char c : what) add(static_cast<unsigned char>(c));
   add(bytes);
   for (const int r : ranks) add(static_cast<uint64_t>(r));
-  return h;
+  return bytes == 0 || bytes == kAnySize ? h & ~OutOfBand::kOfOneSize : h | OutOfBand::kOfOneSize;
 }
 
 }  // namespace

@@ -19,6 +19,10 @@ from . import _core
 
 _LONGEST = 5.0
 """Seconds, at most, that the end of this process waits for the end of the process that raised."""
+_LONGEST_FAILED = 20.0
+"""The same, where this process ends by an exception too, so that a launcher might name it."""
+_JOIN = 5.0
+"""Seconds, at most, that the end of this process waits for one of its own threads."""
 _SEEN = 0.5
 """Seconds between the end of the process that raised and the end of this one. torchrun looks ten times a second."""
 
@@ -34,18 +38,22 @@ def one_line(kind: type[BaseException], error: BaseException | None) -> str:
 
 
 def linger() -> None:
-    """Waits until the process of the rank that raised is gone, 5 s at most. Without such a rank: returns at once.
+    """Waits until the process of the rank that raised is gone, or is not heard any more. Without one: returns at once.
 
     A launcher names the first process that ends. The first to end should be the process that raised.
     """
-    until = time.monotonic() + _LONGEST
-    state = _core.raiser()
-    while state == 1 and time.monotonic() < until:
+    longest = _LONGEST_FAILED if failed else _LONGEST
+    begin = time.monotonic()
+    state = _core.raiser(0.0)
+    while state == 1 and (waited := time.monotonic() - begin) < longest:
         time.sleep(0.01)
-        state = _core.raiser()
+        state = _core.raiser(waited)
     if state == 2:
         time.sleep(_SEEN)
 
+
+failed = False
+"""An exception that nobody has caught ends this process."""
 
 threads: list[threading.Thread] = []
 """Isthmus' own Python threads. Each ends when the last communicator is gone.
@@ -57,7 +65,7 @@ A thread that came back from C++ after the interpreter's end would end the proce
 def join_threads() -> None:
     """Waits for each of `threads`, 5 s at most. Called when all communicators are gone, before the interpreter ends."""
     for thread in threads:
-        thread.join(_LONGEST)
+        thread.join(_JOIN)
 
 
 def install() -> None:
@@ -69,8 +77,10 @@ def install() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global failed
         try:
             if not (hasattr(sys, "ps1") or sys.flags.interactive):
+                failed = True
                 _core.raised(one_line(kind, error))
         finally:
             before(kind, error, trace)

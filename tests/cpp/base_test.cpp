@@ -33,6 +33,7 @@
 #include "base/own_thread.hpp"
 #include "base/one_line.hpp"
 #include "base/recorder.hpp"
+#include "base/seen_time.hpp"
 #include "base/settings.hpp"
 #include "in_child.hpp"
 
@@ -961,6 +962,16 @@ TEST(Naps, ASlackThatIsShorterStaysAsItIs) {
     ASSERT_EQ(::prctl(PR_SET_TIMERSLACK, 10, 0, 0, 0), 0);
     EXPECT_EQ(slack_of_ours(), 10u);
   }).join();
+}
+
+TEST(SeenTime, AStoppedProcessSeesNoneOfTheTimeThatPassesMeanwhile) {
+  constexpr int64_t kMs = 1'000'000, kMost = SeenTime::kMostBetweenLooks;
+  SeenTime t;
+  EXPECT_EQ(t.look(1000 * kMs), 0);
+  EXPECT_EQ(t.look(1010 * kMs), 10 * kMs);
+  EXPECT_EQ(t.look(1010 * kMs), 10 * kMs) << "another thread in the same moment";
+  EXPECT_EQ(t.look(1005 * kMs), 10 * kMs) << "one that had read the clock before";
+  EXPECT_EQ(t.look(9000 * kMs), 10 * kMs + kMost);
 }
 
 }  // namespace

@@ -564,11 +564,11 @@ auto begun(F f) {
 }
 
 struct Waiting {
-  Couple keys, drops, silent, late_key;
+  Couple keys, drops, silent, late_key, late_stream;
   Node late_word;
   Pair crowded;
   std::vector<UniqueFd> crowd;  // clients that never say a word
-  std::future<Status> another_key, dropped_key, not_dialled, learned_late, introduced_late;
+  std::future<Status> another_key, dropped_key, not_dialled, learned_late, streamed_late, introduced_late;
   std::vector<std::future<Status>> gone;
   std::future<int> most_of_crowd;  // descriptors while it was there; 0: the nodes have not met
 
@@ -608,6 +608,20 @@ struct Waiting {
       std::this_thread::sleep_for(std::chrono::seconds(13));
       late_key.waiter.mesh->add_key(kKey);
       late_key.waiter.mesh->connect(late_key.dialer.mesh->self(), kKey, true, 0, Deadline(soon()));
+      return dial.get();
+    });
+    late_stream.add_keys();
+    late_stream.connect(false, 0);
+    late_stream.dialer.mesh->add_key(kOtherKey);
+    streamed_late = begun([this] {
+      auto dial = begun([this] {
+        return error_of([&] {
+          late_stream.dialer.mesh->connect(late_stream.waiter.mesh->self(), kOtherKey, false, 1, Deadline(3 * soon()));
+        });
+      });
+      std::this_thread::sleep_for(std::chrono::nanoseconds(net::kHandshakeNs + 2'000'000'000));
+      late_stream.waiter.mesh->add_key(kOtherKey);
+      late_stream.waiter.mesh->connect(late_stream.dialer.mesh->self(), kOtherKey, false, 1, Deadline(soon()));
       return dial.get();
     });
     late_word.mesh->add_key(kKey);
@@ -707,6 +721,11 @@ TEST_F(MeshWaiting, MoreHalfOpenClientsThanAllowedOnlyDelayTheOthers) {
 
 TEST_F(MeshWaiting, APeerMayLearnTheKeyAsLateAsItLikes) {
   const Status s = all_->learned_late.get();
+  EXPECT_TRUE(s.ok()) << s.text;
+}
+
+TEST_F(MeshWaiting, APeerThatIsConnectedMayLearnTheKeyOfTheDataStreamsAsLateAsItLikes) {
+  const Status s = all_->streamed_late.get();
   EXPECT_TRUE(s.ok()) << s.text;
 }
 

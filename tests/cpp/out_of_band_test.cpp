@@ -21,10 +21,12 @@ std::vector<std::byte> text(const char *s) {
   return {p, p + std::char_traits<char>::length(s)};
 }
 
+constexpr uint64_t kSized = OutOfBand::kOfOneSize | 8;  // a subject of which all ranks say as much
+
 TEST(OutOfBand, GivesTheOldestOfThatRankAboutThat) {
   OutOfBand o(3);
   o.came(1, 7, 1, text("first"));
-  o.came(1, 8, 2, text("other"));
+  o.came(1, kSized, 2, text("other"));
   o.came(1, 7, 3, text("second"));
   o.came(2, 7, 1, text("his"));
   EXPECT_FALSE(take(o, 0, 7));
@@ -32,19 +34,21 @@ TEST(OutOfBand, GivesTheOldestOfThatRankAboutThat) {
   EXPECT_TRUE(o.has_other(1, std::array<uint64_t, 1>{7}));
   EXPECT_EQ(take(o, 1, 7), text("second"));
   EXPECT_FALSE(take(o, 1, 7));
-  EXPECT_EQ(take(o, 1, 8), text("other"));
+  EXPECT_EQ(take(o, 1, kSized), text("other"));
+  EXPECT_FALSE(o.has_other(1, std::array<uint64_t, 1>{7}));
+  o.came(1, 9, 4, text("of many sizes"));
   EXPECT_FALSE(o.has_other(1, std::array<uint64_t, 1>{7}));
   EXPECT_EQ(take(o, 2, 7), text("his"));
 }
 
 TEST(OutOfBand, ForgetsWhatItsSenderHasGivenUp) {
   OutOfBand o(2);
-  o.came(1, 7, 1, text("old"));
-  o.came(1, 7, 2, text("new"));
+  o.came(1, kSized, 1, text("old"));
+  o.came(1, kSized, 2, text("new"));
   o.withdrawn(1, 1);
   o.withdrawn(1, 9);
-  EXPECT_EQ(take(o, 1, 7), text("new"));
-  EXPECT_FALSE(take(o, 1, 7));
+  EXPECT_EQ(take(o, 1, kSized), text("new"));
+  EXPECT_FALSE(take(o, 1, kSized));
   EXPECT_TRUE(o.has_other(1, std::array<uint64_t, 1>{8})) << "an error may still tell of it";
 }
 

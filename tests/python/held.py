@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17  # of ptrace(2)
+EPOLL_WAIT = ("232", "281", "22")  # epoll_wait and epoll_pwait of x86-64, epoll_pwait of AArch64
 ALL_THREADS = 0x40000000  # __WALL of waitpid(2)
 
 _ptrace = ctypes.CDLL(None, use_errno=True).ptrace
@@ -31,12 +33,20 @@ def thread_named(pid: int, name: str) -> int:
 
 @contextmanager
 def held(pid: int, name: str) -> Iterator[None]:
-    """Holds that thread. The process must be a descendant of this one; this thread holds it, and lets go of it."""
+    """Holds that thread while it sleeps in epoll_wait, so that it holds no lock.
+
+    The process must be a descendant of this one; this thread holds it, and lets go of it.
+    """
     thread = thread_named(pid, name)
-    if _ptrace(SEIZE, thread, None, None) != 0:
-        pytest.skip(f"a thread cannot be held here: {os.strerror(ctypes.get_errno())}")
-    assert _ptrace(INTERRUPT, thread, None, None) == 0, os.strerror(ctypes.get_errno())
-    os.waitpid(thread, ALL_THREADS)
+    while True:
+        if _ptrace(SEIZE, thread, None, None) != 0:
+            pytest.skip(f"a thread cannot be held here: {os.strerror(ctypes.get_errno())}")
+        assert _ptrace(INTERRUPT, thread, None, None) == 0, os.strerror(ctypes.get_errno())
+        os.waitpid(thread, ALL_THREADS)
+        if Path(f"/proc/{pid}/task/{thread}/syscall").read_text().split()[0] in EPOLL_WAIT:
+            break
+        _ptrace(DETACH, thread, None, None)
+        time.sleep(0.001)
     try:
         yield
     finally:

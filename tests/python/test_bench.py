@@ -20,7 +20,6 @@ import isthmus
 from isthmus import launch
 from isthmus.cli import bench
 from patience import patient
-from ports import two_ports
 
 PACKAGE = Path(isthmus.__file__).resolve().parent
 COLLECTIVES = (
@@ -483,7 +482,7 @@ def test_it_joins_mpirun() -> None:
 
 def test_it_joins_torchrun() -> None:
     pytest.importorskip("torch")
-    place = f"--master-addr 127.0.0.1 --master-port {two_ports()}"
+    place = f"--master-addr 127.0.0.1 --master-port {launch.free_port()}"
     ended = run(
         *"all_reduce -b 8 -e 1K -f 128 -n 3".split(),
         launcher=[sys.executable, *f"-m torch.distributed.run {place} --nproc-per-node 2 --no-python".split()],

@@ -12,7 +12,6 @@ import pytest
 
 from isthmus import launch
 from patience import SOON, patient
-from ports import two_ports
 
 RAISES = """
 import array, isthmus
@@ -22,6 +21,12 @@ comm.barrier()
 if comm.rank == 1:
     raise ValueError("a bad\\nbatch \\x1b[31m" + "x" * 1000)
 comm.all_reduce(x)
+"""
+
+SLOW = """
+import atexit, os, time
+if os.environ["RANK"] == "1":
+    atexit.register(time.sleep, 8)
 """
 
 WITH_RAISES = """
@@ -120,25 +125,26 @@ comm.destroy()
 
 
 @pytest.mark.parametrize(
-    "program",
+    ("program", "attempts"),
     [
-        pytest.param(RAISES, id="isthmus.init"),
-        pytest.param(WITH_RAISES, id="with isthmus.init"),
-        pytest.param(TORCH_RAISES, id="torch.distributed"),
+        pytest.param(RAISES, 3, id="isthmus.init"),
+        pytest.param(WITH_RAISES, 3, id="with isthmus.init"),
+        pytest.param(TORCH_RAISES, 3, id="torch.distributed"),
+        pytest.param(SLOW + RAISES, 1, id="and is slow to end"),
     ],
 )
-def test_torchrun_names_the_rank_that_raised(tmp_path: Path, program: str) -> None:
+def test_torchrun_names_the_rank_that_raised(tmp_path: Path, program: str, attempts: int) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "job.py"
     script.write_text(program)
     env = {k: v for k, v in launch.environment(0, 1, 1).items() if not k.startswith("ISTHMUS_")}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         env.pop(name, None)
-    for attempt in range(3):
+    for attempt in range(attempts):
         logs = tmp_path / str(attempt)  # of each rank its own: what ranks write at one time would be mixed
-        place = f"--nproc-per-node 3 --master-addr 127.0.0.1 --master-port {two_ports()} --redirects 2 --log-dir {logs}"
+        place = f"--nproc-per-node 3 --master-addr 127.0.0.1 --master-port {launch.free_port()} --redirects 2"
         torchrun = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *place.split(), str(script)],
+            [sys.executable, "-m", "torch.distributed.run", *place.split(), "--log-dir", str(logs), str(script)],
             env={**env, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

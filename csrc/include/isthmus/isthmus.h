@@ -291,10 +291,10 @@ ISTHMUS_API isthmus_result isthmus_raised(const char *what);
 ISTHMUS_API isthmus_result isthmus_raised_settle(void);
 /* The same for one communicator, whose use ends by an error that something else in the process may still catch. */
 ISTHMUS_API isthmus_result isthmus_comm_raised(isthmus_comm_t comm, const char *what);
-/* 1: a communicator of this process has failed in the last ten seconds because another rank raised, and that one's process is still there;
- * 2: it has ended; 0: there is none. A supervisor that takes the first process which ends for the culprit takes the right one where the
+/* 1: a communicator of this process had failed in the ten seconds before `waited` seconds ago because another rank raised, and that one's
+ * process is still there, and was heard in the last five; 2: it has ended; 0: there is none. A supervisor that takes the first process which ends for the culprit takes the right one where the
  * others end after it. */
-ISTHMUS_API int isthmus_raiser(void);
+ISTHMUS_API int isthmus_raiser(double waited);
 /* For who writes the flight records of the process in the library's place (ISTHMUS_DUMP). next: waits until one is wanted and puts the name
  * of the file into path; ISTHMUS_ERR_ABORTED once there is no communicator that wants any. With bytes 0 it only takes over, and does not
  * wait. written: it is there. settle: waits until what is wanted is written, at most so many seconds. */
