@@ -1,5 +1,6 @@
 #include "comm/confirmation.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "comm/communicator.hpp"
@@ -12,8 +13,7 @@ constexpr uint64_t kMade = 1, kMayTryAgain = 2;  // what a rank contributes
 }  // namespace
 
 rank::Verdict agree(rank::Rank &of, uint64_t flags, const Asking &asking) {
-  return of.agreement().agree(
-      flags, asking.suspects, false, asking.deadline, [&] { return asking.watch.status(); }, asking.endings);
+  return of.agreement().agree(flags, asking.suspects, false, asking.deadline, [&] { return asking.watch.status(); });
 }
 
 // The lock is not kept: a split of another thread may stand beside an agreement. Where another thread has it, in a call that makes a communicator,
@@ -81,9 +81,13 @@ void Confirmation::settle(Communicator &whole, const std::vector<int> &suspects,
   if (subject(whole).of == Subject::Of::Nothing) return;
   const AbortWatch watch(whole.local());
   try {
-    resume(whole, {}, {suspects, deadline, watch, alone ? rank::Endings::Ignored : rank::Endings::Awaited});
+    resume(whole, {}, {suspects, deadline, watch});
   } catch (const Error &e) {
-    if (!alone || e.code() != Code::PeerLost) throw;
+    // Those that are out of reach, where they are lost, may be late with their end: this agreement is not to be had.
+    const auto is_lost = [&](int q) { return whole.local().peers()[static_cast<size_t>(q)].lost(); };
+    const bool lost =
+        e.code() == Code::Timeout && !e.ranks().empty() && std::all_of(e.ranks().begin(), e.ranks().end(), is_lost);
+    if (!alone || (e.code() != Code::PeerLost && !lost)) throw;
     end(whole);
   }
 }

@@ -26,7 +26,6 @@ struct Asking {
   const std::vector<int> &suspects;  // without whom this rank wants to go on
   Deadline deadline;
   const AbortWatch &watch;
-  rank::Endings endings = rank::Endings::Awaited;
 };
 
 // An agreement of such a call: RankAgreement::agree() for the majority alone, which an abort ends.

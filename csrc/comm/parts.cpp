@@ -132,6 +132,9 @@ class Shrinking {
   int number_in(const std::vector<int> &left) const {
     return static_cast<int>(std::find(left.begin(), left.end(), whole_.rank()) - left.begin());
   }
+  bool any_lost(const std::vector<int> &left) const {
+    return std::any_of(left.begin(), left.end(), [&](int q) { return local_.peers()[static_cast<size_t>(q)].lost(); });
+  }
   std::string call() const { return formatted("shrink of '{}' on rank {}", whole_.name(), own_slot(whole_)); }
   std::shared_ptr<Communicator> met(PartExchange &exchange, const std::vector<int> &left, Communicator::Parent parent);
   // The communicator of the ranks `left`, which meet in the exchange.
@@ -215,6 +218,7 @@ std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left, Commun
   std::string before;  // why an earlier attempt of the others came to nothing
   try {
     for (;;) {
+      watch_.look(call());
       const net::Bytes16 attempt = net::random16();
       std::vector<net::Bytes16> attempts(left.size());
       const bool now = local_.exchange().all_gather("shrink", left, std::as_bytes(std::span(attempt)),
@@ -224,8 +228,8 @@ std::shared_ptr<Communicator> Shrinking::to(const std::vector<int> &left, Commun
       try {
         return met(exchange, left, parent);
       } catch (const Error &e) {
-        const bool own = !exchange.heard_farewell() && (e.code() == Code::Aborted || e.code() == Code::Interrupted);
-        if (now || own) throw;
+        const bool own = !watch_.status().ok() || (e.code() == Code::Interrupted && !exchange.heard_farewell());
+        if (now || own || any_lost(left)) throw;
         before = formatted("; before that: {}", e.text());
       }
     }
@@ -239,7 +243,12 @@ std::shared_ptr<Communicator> Shrinking::met(PartExchange &exchange, const std::
                                              Communicator::Parent parent) {
   struct Over {
     PartExchange &of;
-    ~Over() { of.over(); }
+    ~Over() {
+      try {
+        of.over();
+      } catch (const std::exception &) {  // what is left of it is bounded
+      }
+    }
   } const over{exchange};
   try {
     // A rank that has taken part in the agreement on the attempt and died since would be waited for in vain.

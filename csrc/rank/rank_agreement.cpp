@@ -51,7 +51,7 @@ std::string RankAgreement::name(uint64_t number) const {
 // ---- the program ---------------------------------------------------------------------------------------------------------------------
 
 Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline,
-                             const std::function<Status()> &ended, Endings endings) {
+                             const std::function<Status()> &ended) {
   struct Calling {
     std::atomic<bool> &flag;
     ~Calling() { flag.store(false, std::memory_order_release); }
@@ -94,8 +94,7 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
       since = now_ns();
     }
     few_since = !consensus.too_few() ? 0 : few_since != 0 ? few_since : now_ns();
-    const bool waits =
-        few_since != 0 && news_may_come(consensus, !core_.context->control().has_heard(few_since + kNewsNs), endings);
+    const bool waits = few_since != 0 && news_may_come(consensus, !core_.context->control().has_heard(few_since + kNewsNs));
     if (consensus.too_few() && !waits) {
       note_gone();  // what has ended since the last look is no news that may still come
       if (consensus.too_few()) fail_too_few(number, consensus.suspected());
@@ -296,15 +295,13 @@ void RankAgreement::note_gone() {
 
 // Another rank may have heard before this one that a process has ended. Or this one has, and the rank that leads, which has said that they are
 // too few, is to hear it.
-bool RankAgreement::news_may_come(const Consensus &consensus, bool soon, Endings endings) const {
+bool RankAgreement::news_may_come(const Consensus &consensus, bool soon) const {
   const RankSet suspected = consensus.suspected();
   const bool led = consensus.leader() != core_.id.rank;
   for (int q = 0; q < core_.id.world; ++q) {
     const PeerRank &p = core_.peers[static_cast<size_t>(q)];
     if (!suspected.has(q) || !p.process || p.left.load(std::memory_order_acquire)) continue;
-    if (soon ? p.process->end_may_come() || (led && p.process->surely_ended())
-             : endings == Endings::Awaited && p.process->is_ending())
-      return true;
+    if (soon ? p.process->end_may_come() || (led && p.process->surely_ended()) : p.process->is_ending()) return true;
   }
   return false;
 }

@@ -20,8 +20,6 @@
 
 namespace isthmus::rank {
 
-enum class Endings : uint8_t { Awaited, Ignored };
-
 class RankAgreement {
  public:
   explicit RankAgreement(RankCore &core);
@@ -30,12 +28,11 @@ class RankAgreement {
   // of some rank names in `suspects`. The same on all ranks that get an answer.
   //   `alone`  the ranks may go on where they are no more than half; the same on all of them
   //   `ended`  is called now and then while the agreement waits; the call ends with what is not OK
-  //   `endings`  whether those that are too few wait for a process that is lost, and that its kernel takes apart
   // Throws Error(Timeout): a rank has not called, or does not answer; with the ranks of Consensus::unanswered(), unless the rank that leads leads for
   // less than half of this call's time: then with none. Error(PeerLost), with those that are out of reach: the ranks that are left are no more than half.
   // Error(Aborted): this rank is out, or the communicator was destroyed here. Error(Interrupted).
   Verdict agree(uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline,
-                const std::function<Status()> &ended = {}, Endings endings = Endings::Awaited);
+                const std::function<Status()> &ended = {});
   RankSet members() const;  // who takes part in the next agreement
   uint64_t number() const;  // of the next agreement; the same on all ranks that have the verdict of the one before
 
@@ -51,7 +48,7 @@ class RankAgreement {
   };
   Consensus &current() ISTHMUS_REQUIRES(mutex_);
   void note_gone() ISTHMUS_REQUIRES(mutex_);
-  bool news_may_come(const Consensus &consensus, bool soon, Endings endings) const ISTHMUS_REQUIRES(mutex_);
+  bool news_may_come(const Consensus &consensus, bool soon) const ISTHMUS_REQUIRES(mutex_);
   Outgoing take_words(uint64_t number) ISTHMUS_REQUIRES(mutex_);
   Verdict finish(uint64_t number) ISTHMUS_REQUIRES(mutex_);
   void say(uint64_t number, const Outgoing &words) noexcept;
