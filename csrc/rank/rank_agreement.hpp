@@ -29,7 +29,8 @@ class RankAgreement {
   //   `alone`  the ranks may go on where they are no more than half; the same on all of them
   //   `ended`  is called now and then while the agreement waits; the call ends with what is not OK
   // Throws Error(Timeout): a rank has not called, or does not answer; with the ranks of Consensus::unanswered(), unless the rank that leads leads for
-  // less than half of this call's time: then with none. Error(PeerLost), with those that are out of reach: the ranks that are left are no more than half.
+  // less than half of this call's time: then with none; or with those that are out of reach, of whom some are about to end. Error(PeerLost), with those
+  // that are out of reach: the ranks that are left are no more than half.
   // Error(Aborted): this rank is out, or the communicator was destroyed here. Error(Interrupted).
   Verdict agree(uint64_t flags, const std::vector<int> &suspects, bool alone, Deadline deadline,
                 const std::function<Status()> &ended = {});
