@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from hosts import two_hosts
-from patience import SOON
+from patience import WHOLE
 
 PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "helped.py"
 
@@ -18,7 +18,7 @@ def test_the_benchmark_of_threads_that_help_between_hosts_runs_and_writes_its_fi
         pass
     out = tmp_path / "helped.json"
     command = [sys.executable, PROGRAM, "--rounds", "1", "--repeats", "2", "--mib", "16", "--helpers", "2", "--output", out]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SOON, check=False)
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WHOLE, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     rates = json.loads(out.read_text())["rates"]
     assert set(rates["both ways"]) == {"one stream", "alone", "helped", "raw"}

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from hosts import two_hosts
-from patience import SOON
+from patience import WHOLE
 
 PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "state.py"
 
@@ -18,7 +18,7 @@ def test_the_benchmark_of_a_state_beside_operations_runs_and_writes_its_figures(
         pass
     out = tmp_path / "state.json"
     command = [sys.executable, PROGRAM, "--rounds", "1", "--mib", "0.1", "--state-mib", "1", "--output", out]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SOON, check=False)
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WHOLE, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert [line.split()[0] for line in ended.stdout.splitlines()] == ["alone", "beside", "slower", "state"]
     table = json.loads(out.read_text())
