@@ -24,7 +24,8 @@ constexpr double kTiB = 1099511627776.0;
 
 constexpr SettingRow kSettings[] = {
     {Setting::Address, "ISTHMUS_ADDRESS", K::Text, "", 0, 0, "", false,
-     "host:port where rank 0 listens for the rendezvous; empty: MASTER_ADDR and MASTER_PORT + 1"},
+     "host:port where rank 0 listens for the rendezvous; empty: MASTER_ADDR and MASTER_PORT + 1, or with a MASTER_PORT from "
+     "32768 on, which the system gave, a port from 20000 to 31999 or of ISTHMUS_PORTS that all ranks compute alike"},
     {Setting::Bridge, "ISTHMUS_BRIDGE", K::Choice, "auto", 0, 0, "auto|shm|tcp|ucx", true,
      "link between islands: auto takes shared memory on one host and TCP between hosts; shm is an error where that cannot "
      "be; tcp forces TCP between islands, of which ranks without a label have one for each maker of devices, and one for "

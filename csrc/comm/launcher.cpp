@@ -34,6 +34,13 @@ int port_of(const Settings &s, const std::string &job) {
   return ports.any() ? 20000 + static_cast<int>(h % 12000) : ports.first + static_cast<int>(h % ports.count());
 }
 
+// Where rank 0 listens under torchrun: one port above MASTER_PORT, where the launcher's own store listens. Where the launcher was given MASTER_PORT by
+// the system, the next one is of those that the system gives to any connection of any program; so it is another port then.
+int port_beside(const Settings &s, int master) {
+  constexpr int kFirstGiven = 32768;  // by Linux, where nobody has changed it
+  return master < kFirstGiven ? master + 1 : port_of(s, "torchrun" + std::to_string(master));
+}
+
 // The first host of a Slurm node list: "node7", "a[3-5,9],b" -> "a3", "rack[1-2]_blade[3-4]" -> "rack1_blade3".
 std::string first_host(std::string_view list) {
   std::string host;
@@ -63,10 +70,8 @@ Launch from_environment(const Settings &s) {
     l = {number("RANK"), number("WORLD_SIZE"), "", {}, "torchrun"};
     const std::string host = variable("MASTER_ADDR");
     const int port = number("MASTER_PORT");
-    // One port above MASTER_PORT, where the launcher's own store listens.
     if (!host.empty() && port > 0)
-      l.address = formatted("{}:{}", host.find(':') == std::string::npos ? host : "[" + host + "]",
-                            port < 65535 ? port + 1 : port - 1);
+      l.address = formatted("{}:{}", host.find(':') == std::string::npos ? host : "[" + host + "]", port_beside(s, port));
     l.key_parts = {"torchrun", variable("TORCHELASTIC_RUN_ID"), variable("TORCHELASTIC_RESTART_COUNT"), host,
                    std::to_string(port)};
   } else if (number("OMPI_COMM_WORLD_RANK") >= 0) {

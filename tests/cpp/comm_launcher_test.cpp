@@ -122,6 +122,25 @@ TEST(Launcher, ProcessesOfOneJobMeetAtOnePortAndOtherJobsAtAnother) {
   EXPECT_NE(job.key_parts, one.key_parts);
 }
 
+TEST(Launcher, BesideAPortThatTheSystemGaveTorchrunNoneIsTakenThatTheSystemGivesToOthers) {
+  const auto at = [](const char *master, const char *rank = "0", const Settings &settings = {}) {
+    const Variables torchrun{{"RANK", rank}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "head"}, {"MASTER_PORT", master}};
+    return launched(torchrun, settings).address;
+  };
+  EXPECT_EQ(at("29500"), "head:29501");
+  EXPECT_EQ(at("32767"), "head:32768");
+  for (const char *given : {"32768", "41000", "60999", "65535"}) {
+    EXPECT_EQ(host_of(at(given)), "head");
+    EXPECT_GE(port_of(at(given)), 20000);
+    EXPECT_LT(port_of(at(given)), 32000);
+    EXPECT_EQ(at(given), at(given, "1"));
+  }
+  EXPECT_NE(at("41000"), at("41001"));
+  Settings s;
+  s.set("PORTS", "29600-29603");
+  EXPECT_EQ(port_of(at("41000", "0", s)) & ~3, 29600);
+}
+
 TEST(Launcher, APortThatNoLauncherSaidIsOneOfThoseThatAreAllowed) {
   Settings s;
   s.set("PORTS", "29600-29603");
@@ -155,7 +174,6 @@ TEST(Launcher, TorchrunsStoreKeepsItsPortAndOursIsTheNext) {
   EXPECT_EQ(l.world, 4);
   EXPECT_EQ(l.launcher, "torchrun");
   EXPECT_EQ(l.address, "head:29501");
-  EXPECT_EQ(launched(with(v, {{"MASTER_PORT", "65535"}})).address, "head:65534");
   EXPECT_EQ(launched(with(v, {{"MASTER_ADDR", "::1"}})).address, "[::1]:29501");
   EXPECT_EQ(launched(with(v, {{"MASTER_ADDR", ""}})).address, "");
   EXPECT_EQ(launched({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).address, "");

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,38 @@ def test_a_job_that_lost_a_rank_runs_in_its_second_attempt(tmp_path: Path, progr
     everything = (f"attempt {attempt}, rank {rank}: the sum is 3" for attempt in range(2) for rank in range(2))
     ends = (f"attempt 1, rank {rank}: the end is {2 << 17}" for rank in range(2))
     assert sorted(record.read_text().splitlines()) == sorted([*everything, "attempt 0, rank 1: dies", *ends])
+
+
+MEETS = """
+import array, isthmus
+with isthmus.init(timeout=60) as comm:
+    x = array.array("i", [comm.rank + 1])
+    comm.all_reduce(x)
+    assert x[0] == 3
+"""
+
+
+def test_ranks_meet_also_where_another_program_was_given_the_port_behind_the_one_that_torchrun_was_given(
+    tmp_path: Path,
+) -> None:
+    """As with --standalone, where the system gives torchrun a port, and the next one to any connection."""
+    (tmp_path / "job.py").write_text(MEETS)
+    with ExitStack() as others:
+        while True:
+            one = others.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1] - 1
+            with suppress(OSError), socket.socket() as free:
+                free.bind(("127.0.0.1", port))
+                break
+        command = [sys.executable, *f"-m torch.distributed.run --nproc-per-node 2 --master-port {port}".split()]
+        job = subprocess.run(
+            [*command, tmp_path / "job.py"],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=patient(150),
+            check=False,
+        )
+    assert job.returncode == 0, job.stdout + job.stderr
