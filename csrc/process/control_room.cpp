@@ -56,11 +56,14 @@ void ControlRoom::take_credit(std::span<const std::byte> body) {
 
 void ControlRoom::take_leave(std::span<const std::byte> body) {
   const auto b = unpack<LeaveBody>(body);
-  if (!b) return;
-  if (const auto rank = ranks_.at(b->member, b->epoch)) {
-    if (b->how == Leaving::LibraryEnded) return rank->peer_left_library(b->rank);
-    rank->peer_left(b->rank, b->done, b->sent, b->how);
-  }  // and to the retired: the rank may be about to retire, and has looked already
+  if (!b || b->how > Leaving::LibraryStays) return;
+  const auto rank = ranks_.at(b->member, b->epoch);
+  if (is_of_library(b->how)) {
+    if (rank) rank->peer_ends_library(b->rank, b->how);
+    return;
+  }
+  if (rank) rank->peer_left(b->rank, b->done, b->sent, b->how);
+  // And to the retired: the rank may be about to retire, and has looked already.
   if (b->how != Leaving::BrokenWriting) ranks_.has_gone(b->member, b->epoch, b->rank);
 }
 

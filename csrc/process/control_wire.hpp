@@ -76,12 +76,18 @@ static_assert(sizeof(StreamRingBody) == 16);
 bool lies_in(const StreamRingBody &ring, uint64_t arena_bytes) noexcept;
 
 enum class Leaving : uint32_t {
-  Well = 0,          // the rank leaves
-  LibraryEnded = 1,  // the rank's part of the library's communicator has ended
-  Broken = 2,        // the rank leaves after a failure
-  BrokenWriting = 3  // the same, and the rank's device may still write to receive slots
+  Well = 0,           // the rank leaves
+  Broken = 1,         // the rank leaves after a failure
+  BrokenWriting = 2,  // the same, and the rank's device may still write to receive slots
+  // The end of the library's communicator of an island (rank/departure.hpp). The maker of its id says LibraryAsks and LibraryEnds.
+  LibraryAsks = 3,   // all ranks of the island have left: will this one end its part when it hears that all do?
+  LibraryReady = 4,  // it will
+  LibraryEnds = 5,   // all will: now
+  LibraryEnded = 6,  // the rank's part has ended
+  LibraryStays = 7   // the rank leaves its part as it is, and waits for nobody any more
 };
-constexpr bool is_broken(Leaving how) noexcept { return how >= Leaving::Broken; }
+constexpr bool is_broken(Leaving how) noexcept { return how == Leaving::Broken || how == Leaving::BrokenWriting; }
+constexpr bool is_of_library(Leaving how) noexcept { return how >= Leaving::LibraryAsks && how <= Leaving::LibraryStays; }
 
 struct LeaveBody {
   uint32_t member, epoch, rank;

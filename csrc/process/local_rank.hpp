@@ -51,7 +51,7 @@ class ControlReceiver {
   // Bodies of control_wire.hpp. `rank` is the sender; a rank that the communicator does not have is ignored.
   virtual void credit(uint32_t rank, uint64_t granted) noexcept = 0;
   virtual void peer_left(uint32_t rank, uint64_t done, uint64_t sent, Leaving how) noexcept = 0;
-  virtual void peer_left_library(uint32_t rank) noexcept = 0;
+  virtual void peer_ends_library(uint32_t rank, Leaving how) noexcept = 0;  // is_of_library(how)
   virtual void came_out_of_band(const OutOfBandHead &head, std::span<const std::byte> bytes) = 0;
   virtual void withdrawn_out_of_band(uint32_t rank, uint64_t number) = 0;
   virtual void came_of_agreement(const AgreeHead &head, std::span<const std::byte> ranks) = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/clock.hpp"
+#include "base/seen_time.hpp"
 #include "engine/completions.hpp"
 
 namespace isthmus::rank {
@@ -59,40 +60,85 @@ bool Departure::of_all_others(Holds holds) const noexcept {
   return std::all_of(island.begin(), island.end(), [&](int q) { return q == core_.id.rank || holds(core_.peers[q]); });
 }
 
-bool Departure::wait_for_others(std::atomic<bool> PeerRank::*flag, int64_t ns) noexcept {
-  const auto come = [&] {
-    return of_all_others([&](const PeerRank &p) { return (p.*flag).load(std::memory_order_acquire); });
+template <class Over>
+void Departure::wait_for(Over over, int64_t ns) noexcept {
+  constexpr int64_t kLookNs = 5'000'000;
+  for (SeenTime waited; !over() && waited.look(now_ns()) < ns;) core_.context->links().sleep_at_doorbell(kLookNs, over);
+}
+
+namespace {
+
+Leaving said(const PeerRank &p) noexcept { return p.library_end.load(std::memory_order_acquire); }
+bool has_left(const PeerRank &p) noexcept { return p.left.load(std::memory_order_acquire); }
+bool is_ready(const PeerRank &p) noexcept { return said(p) == Leaving::LibraryReady; }
+bool has_ended(const PeerRank &p) noexcept { return said(p) == Leaving::LibraryEnded; }
+bool is_there(const PeerRank &p) noexcept { return !p.lost() && !p.left_broken.load(std::memory_order_acquire); }
+// The rank may still do what this one waits for.
+bool takes_part(const PeerRank &p) noexcept { return has_ended(p) || (is_there(p) && said(p) != Leaving::LibraryStays); }
+
+constexpr int64_t kTogether = 2'000'000'000;  // in which all ranks of an island come to their ends
+constexpr int64_t kStep = 5'000'000'000;      // that the others have for each step then
+// The leader's word comes within kStep. A leader that was stopped says it later, to those that are still there.
+constexpr int64_t kLeastFollowed = 2 * kStep;
+
+}  // namespace
+
+bool Departure::leads_library_end() noexcept {
+  const auto all = [&](auto holds, int64_t ns) {
+    const auto hold = [&] { return of_all_others(holds); };
+    wait_for([&] { return hold() || !of_all_others(takes_part); }, ns);
+    return hold() && of_all_others(takes_part);
   };
-  const auto alive = [&] { return of_all_others([](const PeerRank &p) { return !p.lost() && !p.left_broken.load(); }); };
-  for (const int64_t until = now_ns() + ns; !come() && alive() && now_ns() < until;)
-    core_.context->links().sleep_at_doorbell(5'000'000, come);
-  return come() && alive();
+  const auto say_to_all = [&](Leaving how) {
+    for (const int q : collectives_.device().ranks())
+      if (q != core_.id.rank) say(q, how);
+  };
+  bool ends = all(has_left, kTogether);
+  if (ends) {
+    say_to_all(Leaving::LibraryAsks);
+    ends = all(is_ready, kStep);
+  }
+  say_to_all(ends ? Leaving::LibraryEnds : Leaving::LibraryStays);
+  return ends && all(has_ended, kStep);
+}
+
+bool Departure::follows_library_end(int leader, int64_t until_ns) noexcept {
+  const PeerRank &p = core_.peers[leader];
+  wait_for([&] { return said(p) != Leaving::Well || !of_all_others(takes_part); }, kTogether);
+  if (said(p) == Leaving::LibraryAsks) {
+    say(leader, Leaving::LibraryReady);
+    wait_for([&] { return said(p) != Leaving::LibraryAsks || !is_there(p); }, std::max(until_ns - now_ns(), kLeastFollowed));
+  }
+  if (said(p) == Leaving::LibraryEnds && is_there(p)) return true;
+  say(leader, Leaving::LibraryStays);
+  return false;
 }
 
 // To end a communicator, a library may need all ranks of the island, and first of all the process that made the id. oneCCL ends a process that
-// comes late. So the library's communicator ends where all ranks come at nearly the same time, the maker of the id last. Else the library's
-// communicator is left as it is.
-bool Departure::leave_library(std::unique_ptr<DeviceExecutor> executor, bool has_library, bool broken) noexcept {
-  constexpr int64_t kTogether = 2'000'000'000, kLast = 5'000'000'000;
+// comes late. So the library's communicator ends where all ranks say that they end it, the maker of the id last. Else the library's communicator is
+// left as it is.
+bool Departure::leave_library(std::unique_ptr<DeviceExecutor> executor, bool has_library, bool broken,
+                              int64_t until_ns) noexcept {
   const std::vector<int> &island = collectives_.device().ranks();
-  // No library, or the next epoch has it: the stream has run to its end, or is left as it is.
-  if (!has_library) return executor->ending().idle();
-  const int maker = island[0];
-  bool together = !broken && wait_for_others(&PeerRank::left, kTogether);
-  if (core_.id.rank == maker) together = together && wait_for_others(&PeerRank::left_library, kLast);
-  else together = together && now_ns() - core_.peers[maker].left_ns.load() < kTogether;
-  if (!together) {
+  const bool leads = !island.empty() && core_.id.rank == island[0];
+  // No library, or the next epoch has it: the stream has run to its end, or is left as it is. Of this one the first rank may still have it.
+  if (!has_library) {
+    if (!island.empty() && !leads) say(island[0], Leaving::LibraryStays, bootstrap::Goes::Along);
+    return executor->ending().idle();
+  }
+  const bool ends = !broken && (leads ? leads_library_end() : follows_library_end(island[0], until_ns));
+  if (!ends) {
     if (!executor->ending().idle()) core_.mail->standing.overrun.store(1, std::memory_order_seq_cst);
     executor->ending().abort();
   }
   const bool idle = executor->ending().idle();
   executor.reset();
-  if (together && core_.id.rank != maker) say(maker, Leaving::LibraryEnded);
+  if (ends && !leads) say(island[0], Leaving::LibraryEnded);
   return idle;
 }
 
 // A thread that is stuck keeps what the thread works with.
-void Departure::leave_devices(bool broken) noexcept {
+void Departure::leave_devices(bool broken, int64_t until_ns) noexcept {
   DeviceSide &device = collectives_.device();
   core_.exec.take();  // the thread that drives may look at the device just now
   const bool has_library = device.lane().has_library();
@@ -100,7 +146,7 @@ void Departure::leave_devices(bool broken) noexcept {
   messages_.leave();
   if (!executor) device.leave_executor();
   core_.exec.give();
-  const bool ended = executor && leave_library(std::move(executor), has_library, broken);
+  const bool ended = executor && leave_library(std::move(executor), has_library, broken, until_ns);
   device.drop_bounces(!ended);
   if (!ended) collectives_.memory().lose();
 }
@@ -153,7 +199,7 @@ void Departure::leave(int64_t until_ns, bool gone_over) noexcept {
   const bool haste = !gone_over || collectives_.device().executor();
   for (int q = 0; q < core_.id.world; ++q)
     if (q != core_.id.rank) say(q, how, haste ? bootstrap::Goes::AtOnce : bootstrap::Goes::Along);
-  if (collectives_.device().executor()) leave_devices(broken);
+  if (collectives_.device().executor()) leave_devices(broken, until_ns);
   Completions::wait(core_, now_ns() + Completions::kMostNs);
   retire();
 }

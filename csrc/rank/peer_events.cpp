@@ -54,16 +54,18 @@ void PeerEvents::link_broken(const link::Link *link, const std::string &why) noe
 void PeerEvents::left(uint32_t rank, uint64_t done, uint64_t sent, Leaving how) noexcept {
   if (!is_rank(rank)) return;
   PeerRank &p = core_.peers[rank];
-  if (how == Leaving::LibraryEnded) {
-    p.left_library.store(true, std::memory_order_release);
-    return core_.wake();
-  }
   p.left_broken.store(is_broken(how), std::memory_order_relaxed);
   p.left_writing.store(how == Leaving::BrokenWriting, std::memory_order_relaxed);
   p.left_done.store(done, std::memory_order_relaxed);
   p.left_sent.store(is_broken(how) ? 0 : sent, std::memory_order_relaxed);
   p.left_ns.store(now_ns(), std::memory_order_relaxed);
   p.left.store(true, std::memory_order_release);
+  core_.wake();
+}
+
+void PeerEvents::ends_library(uint32_t rank, Leaving how) noexcept {
+  if (!is_rank(rank)) return;
+  core_.peers[rank].library_end.store(how, std::memory_order_release);
   core_.wake();
 }
 

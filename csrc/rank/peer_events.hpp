@@ -20,9 +20,10 @@ class PeerEvents {
   // The process of a rank is gone: "rank 2 (...) <state>: <why>".
   void lost(bootstrap::Peer &process, const std::string &why, const char *state = "is gone") noexcept;
   void link_broken(const link::Link *link, const std::string &why) noexcept;
-  // The rank destroyed its side; LibraryEnded: a part of that. `sent`: of messages to this rank.
+  // The rank destroyed its side. `sent`: of messages to this rank.
   void left(uint32_t rank, uint64_t done, uint64_t sent, Leaving how) noexcept;
-  Answer answer(uint64_t sequence) noexcept;  // about the collective of that number
+  void ends_library(uint32_t rank, Leaving how) noexcept;  // said by a rank that has left
+  Answer answer(uint64_t sequence) noexcept;               // about the collective of that number
 
  private:
   static void nothing_more_of(PeerRank &p) noexcept;

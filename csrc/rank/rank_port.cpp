@@ -57,7 +57,7 @@ void RankPort::peer_left(uint32_t rank, uint64_t done, uint64_t sent, Leaving ho
   rank_.agreement().look();
 }
 
-void RankPort::peer_left_library(uint32_t rank) noexcept { rank_.events().left(rank, 0, 0, Leaving::LibraryEnded); }
+void RankPort::peer_ends_library(uint32_t rank, Leaving how) noexcept { rank_.events().ends_library(rank, how); }
 
 void RankPort::came_out_of_band(const process::OutOfBandHead &head, std::span<const std::byte> bytes) {
   rank_.exchange().came(head, bytes);

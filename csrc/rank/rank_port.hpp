@@ -28,7 +28,7 @@ class RankPort final : public process::LocalRank {
 
   void credit(uint32_t rank, uint64_t granted) noexcept override;
   void peer_left(uint32_t rank, uint64_t done, uint64_t sent, Leaving how) noexcept override;
-  void peer_left_library(uint32_t rank) noexcept override;
+  void peer_ends_library(uint32_t rank, Leaving how) noexcept override;
   void came_out_of_band(const process::OutOfBandHead &head, std::span<const std::byte> bytes) override;
   void withdrawn_out_of_band(uint32_t rank, uint64_t number) override;
   void came_of_agreement(const process::AgreeHead &head, std::span<const std::byte> ranks) override;

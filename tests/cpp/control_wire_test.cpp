@@ -107,10 +107,13 @@ TEST(ControlWire, ARingLiesInItsWritersArenaOrIsRefused) {
 }
 
 TEST(ControlWire, LeaveInEachWay) {
-  const std::array<Leaving, 4> ways{Leaving::Well, Leaving::LibraryEnded, Leaving::Broken, Leaving::BrokenWriting};
+  const std::array<Leaving, 8> ways{Leaving::Well,         Leaving::Broken,       Leaving::BrokenWriting,
+                                    Leaving::LibraryAsks,  Leaving::LibraryReady, Leaving::LibraryEnds,
+                                    Leaving::LibraryEnded, Leaving::LibraryStays};
   for (uint32_t way = 0; way < ways.size(); ++way) {
     goes_there_and_back(LeaveBody{1, 2, 3, ways[way], 5, 6}, bytes_of({{4, 1}, {4, 2}, {4, 3}, {4, way}, {8, 5}, {8, 6}}));
-    EXPECT_EQ(is_broken(ways[way]), way >= 2);
+    EXPECT_EQ(is_broken(ways[way]), way == 1 || way == 2);
+    EXPECT_EQ(is_of_library(ways[way]), way >= 3);
   }
 }
 

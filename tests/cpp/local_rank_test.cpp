@@ -51,7 +51,7 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
 
   void credit(uint32_t, uint64_t bytes) noexcept override { granted = bytes; }
   void peer_left(uint32_t, uint64_t, uint64_t, Leaving) noexcept override { ++left; }
-  void peer_left_library(uint32_t) noexcept override { ++left_library; }
+  void peer_ends_library(uint32_t, Leaving) noexcept override { ++ends_library; }
   void came_out_of_band(const OutOfBandHead &, std::span<const std::byte> bytes) override { came += bytes.size(); }
   void withdrawn_out_of_band(uint32_t, uint64_t) override { ++withdrawn; }
   void came_of_agreement(const AgreeHead &, std::span<const std::byte> ranks) override { agreed += ranks.size(); }
@@ -87,7 +87,7 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
   link::Arena *arena = nullptr;
   uint64_t idle = 0;  // of the staging memory
   bool lent = false;
-  int frames = 0, left = 0, left_library = 0, withdrawn = 0;
+  int frames = 0, left = 0, ends_library = 0, withdrawn = 0;
   size_t agreed = 0;
   uint64_t granted = 0, came = 0;
   Failure failure;
@@ -180,6 +180,8 @@ TEST_F(RoomTest, ControlMessagesReachTheRankOfTheirEpoch) {
     EXPECT_TRUE(control.tell(nullptr, Control::Leave, packed(LeaveBody{rank->my_index, epoch, 1, Leaving::Well, 3, 0})));
     EXPECT_TRUE(
         control.tell(nullptr, Control::Leave, packed(LeaveBody{rank->my_index, epoch, 1, Leaving::LibraryEnded, 3, 0})));
+    EXPECT_TRUE(control.tell(nullptr, Control::Leave, packed(LeaveBody{rank->my_index, epoch, 1, Leaving{99}, 3, 0})))
+        << "unknown, and ignored";
     std::array<std::byte, 64> room;
     const std::array<std::byte, 5> bytes{};
     EXPECT_TRUE(
@@ -188,7 +190,7 @@ TEST_F(RoomTest, ControlMessagesReachTheRankOfTheirEpoch) {
   }
   EXPECT_EQ(rank->granted, 107u);
   EXPECT_EQ(rank->left, 1);
-  EXPECT_EQ(rank->left_library, 1);
+  EXPECT_EQ(rank->ends_library, 1);
   EXPECT_EQ(rank->came, 5u);
   EXPECT_EQ(rank->withdrawn, 1);
 }

@@ -244,6 +244,58 @@ def test_destroy_with_work_in_flight_ends(zygote: Zygote) -> None:
         assert max(rank.result() for rank in ranks) < SOON
 
 
+@pytest.mark.parametrize("maker", ["waits", "gives up and ends"])
+def test_a_rank_that_is_stopped_while_it_leaves_ends_its_part_of_the_library_with_the_others_or_not_at_all(
+    zygote: Zygote, maker: str
+) -> None:
+    """oneCCL ends a process that ends its part when rank 0, which made the communicator's id, is gone."""
+    other = f"127.0.0.1:{launch.free_port()}"
+
+    def body(me: Me) -> Any:
+        settings = {"CCL_LIBRARY": str(ONECCL)}
+        alone = isthmus.init(0, 1, unique_id=isthmus.unique_id(), settings=settings)  # it keeps the counters
+        comm = me.init()
+        x = np.ones(100_000, np.float32)
+        comm.all_reduce(x)
+        me.send("ready")
+        me.hear()
+        me.send("leaves")
+        comm.destroy()
+        me.send("left", isthmus.context_stats()["abandoned_threads"])
+        world, first = me.hear()
+        if world:
+            me.rank, me.world = me.rank - first, world
+            again = me.init(name="again", address=other)
+            again.all_reduce(x)
+            again.destroy()
+        alone.destroy()
+        return float(x[0])
+
+    with job(zygote, 3, body, "AAA") as ranks:
+        all_say(ranks, "ready")
+        ranks[1].tell("leave")
+        ranks[1].expect("leaves")
+        time.sleep(0.3)  # it has said that it leaves
+        ranks[1].signal(signal.SIGSTOP)
+        for rank in (ranks[0], ranks[2]):
+            rank.tell("leave")
+            rank.expect("leaves")
+        left, world = ranks, 3
+        if maker == "waits":
+            time.sleep(3)
+        else:
+            assert ranks[0].expect("left") == 0
+            ranks[0].tell((0, 0))
+            ranks[0].result()
+            left, world = ranks[1:], 2
+        ranks[1].signal(signal.SIGCONT)
+        for rank in left:
+            assert rank.expect("left") == 0, "a thread is stuck in the library"
+        for rank in left:
+            rank.tell((world, 3 - world))
+        assert [rank.result() for rank in left] == [3.0 * world] * world
+
+
 def test_a_rank_killed_while_the_others_join_the_library_fails_their_init(zygote: Zygote) -> None:
     def body(me: Me) -> Any:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
