@@ -119,7 +119,8 @@ StoreExchange::StoreExchange(const c10::intrusive_ptr<c10d::Store> &store, int r
       timeout_(timeout),
       deadline_(Clock::now() + timeout),
       group_(std::move(group)),
-      nonce_(random_bytes(kNonce)) {}
+      nonce_(random_bytes(kNonce)),
+      probe_(random_bytes(kNonce)) {}
 
 std::string StoreExchange::hello(int rank) const { return "isthmus/hello/" + std::to_string(rank); }
 std::string StoreExchange::in_attempt(const std::string &name) const { return "isthmus/" + attempt_ + "/" + name; }
@@ -176,7 +177,15 @@ std::vector<StoreExchange::Bytes> StoreExchange::read(const std::vector<std::str
   return values;
 }
 
+// get() waits for a key that was removed behind check(). compareSet() waits for none: of a key that is not there it gives back what was expected. The
+// probe is nobody's value, so nothing is set.
 StoreExchange::Bytes StoreExchange::read_if_there(const std::string &key) {
+  if (can_compare_) {
+    try {
+      Bytes value = store_->compareSet(key, probe_, probe_);
+      return value == probe_ ? Bytes{} : value;
+    } catch (const std::exception &) { can_compare_ = false; }  // a store written in Python, say, that has no such call
+  }
   return store_->check({key}) ? store_->get(key) : Bytes{};
 }
 

@@ -72,7 +72,8 @@ class StoreExchange {
   Bytes nonce_;
   std::string attempt_;  // empty until agreed
   int rounds_ = 0;
-  bool can_remove_ = true;
+  const Bytes probe_;
+  bool can_remove_ = true, can_compare_ = true;
   std::exception_ptr error_;
 };
 

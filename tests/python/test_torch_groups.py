@@ -343,21 +343,15 @@ def test_ranks_meet_in_a_store_that_is_written_in_python() -> None:
     torch_ranks.run(1, body, init=False)
 
 
-class SlowLook(dist.Store):
-    """A shelf as one rank sees it. The last rank looks whether rank 0 has changed the roster, hears that it is there, and is
-    slow: before it reads the roster, all have confirmed it. Rank 1 does so once the last rank has looked.
-    """
+class OneRanks(dist.Store):
+    """A shelf as one rank sees it."""
 
     def __init__(self, shelf: Shelf, rank: int) -> None:
         super().__init__()
-        self.shelf, self.rank, self.confirmed = shelf, rank, ""
+        self.shelf, self.rank = shelf, rank
 
     def set(self, key: str, value: bytes | str) -> None:
-        if "/ack/" in key and self.rank == 1:
-            self.shelf.wait(["test/looked"])
         self.shelf.set(key, value)
-        if "/ack/" in key:
-            self.confirmed = key.split("/ack/")[0]
 
     def get(self, key: str) -> bytes:
         return self.shelf.get(key)
@@ -370,7 +364,25 @@ class SlowLook(dist.Store):
             return self.shelf.values.pop(key, None) is not None
 
     def check(self, keys: list[str]) -> bool:
-        there = self.shelf.check(keys)
+        return self.shelf.check(keys)
+
+
+class SlowLook(OneRanks):
+    """The last rank looks whether rank 0 has changed the roster, hears that it is there, and is slow: before it reads the
+    roster, all have confirmed it. Rank 1 does so once the last rank has looked.
+    """
+
+    confirmed = ""
+
+    def set(self, key: str, value: bytes | str) -> None:
+        if "/ack/" in key and self.rank == 1:
+            self.shelf.wait(["test/looked"])
+        super().set(key, value)
+        if "/ack/" in key:
+            self.confirmed = key.split("/ack/")[0]
+
+    def check(self, keys: list[str]) -> bool:
+        there = super().check(keys)
         if keys == ["isthmus/roster"] and self.rank == 2 and self.confirmed and not self.shelf.check(["test/looked"]):
             assert there
             self.shelf.set("test/looked", "")
@@ -400,6 +412,52 @@ def test_a_rank_that_looks_at_the_roster_while_the_others_confirm_it_is_not_left
     assert torch_ranks.run(1, body, init=False) == [["test/looked"]]
 
 
+class Withdrawn(OneRanks):
+    """A shelf with an old roster, which is removed when rank 1 looks for the second time, before that look is answered."""
+
+    looks = 0
+
+    def check(self, keys: list[str]) -> bool:
+        there = super().check(keys)
+        self.looks += keys == ["isthmus/roster"]
+        if self.rank == 1 and self.looks == 2:
+            self.deleteKey("isthmus/roster")
+        elif self.rank == 1 and self.looks == 3:
+            self.shelf.set("test/waits", "")
+        return there
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        with self.shelf.changed:
+            found = self.shelf.values.get(key)
+            if found == expected or (found is None and not expected):
+                self.shelf.values[key] = found = desired
+            return expected if found is None else found
+
+
+def test_a_rank_that_finds_a_roster_that_is_removed_just_then_waits_for_the_next_one() -> None:
+    def body() -> list[float]:
+        shelf, sums = Shelf(), []
+        shelf.set("isthmus/roster", "old")
+
+        def one(rank: int) -> None:
+            if rank == 0:
+                shelf.wait(["test/waits"])
+            backend = _create(Withdrawn(shelf, rank), rank, 2)
+            x = torch.ones(1)
+            backend.allreduce([x]).wait()
+            sums.append(x.item())
+            backend.shutdown()
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+        return sums
+
+    assert torch_ranks.run(1, body, init=False) == [[2.0, 2.0]]
+
+
 class LastWord(dist.Store):
     """Another store, for a rank that dies when it would write its blob of one round of the exchange."""
 
@@ -421,7 +479,8 @@ class LastWord(dist.Store):
 
 @pytest.mark.parametrize("round", [2, 3, 4, 5])
 def test_a_rank_that_dies_while_a_group_is_made_is_named_by_the_others_at_once(
-    round: int, port_file: dict[str, str]) -> None:
+    round: int, port_file: dict[str, str]
+) -> None:
     """Rounds 0 and 1 carry the ranks' offers; the votes of rounds 2 to 5 are cast by ranks that are connected."""
 
     def body() -> str:
