@@ -14,8 +14,10 @@
 #include <new>
 #include <thread>
 
+#include "base/clock.hpp"
 #include "base/fork.hpp"
 #include "base/lock.hpp"
+#include "base/seen_time.hpp"
 #include "device/calling.hpp"
 
 namespace isthmus::device {
@@ -34,6 +36,9 @@ void end_without_destructors(int status, void *) {
   std::fflush(nullptr);
   ::_exit(status);
 }
+
+constexpr std::chrono::duration<double> kLook{0.05};
+static_assert(kLook <= std::chrono::nanoseconds(SeenTime::kMostBetweenLooks));
 
 struct Watched {
   std::function<Status()> call;
@@ -110,12 +115,10 @@ std::optional<Status> call_within(double seconds, std::function<Status()> call, 
   {
     Lock lock(watched->mutex);
     const auto over = [&]() ISTHMUS_REQUIRES(watched->mutex) { return watched->outcome.has_value(); };
-    constexpr auto kAsk = std::chrono::milliseconds(50);
-    const auto until = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                              std::chrono::duration<double>(seconds));
-    const auto soon = [&] { return enough ? std::min(until, std::chrono::steady_clock::now() + kAsk) : until; };
-    while (!watched->ended.wait_until(lock, soon(), over) && std::chrono::steady_clock::now() < until &&
-           !(enough && enough())) {}
+    const std::chrono::duration<double> patience(seconds), look = std::min(patience, kLook);
+    SeenTime waited;
+    const auto lasts = [&] { return static_cast<double>(waited.look(now_ns())) * 1e-9 < seconds; };
+    while (lasts() && !watched->ended.wait_for(lock, look, over) && !(enough && enough())) {}
     outcome = watched->outcome;
     if (!outcome) {
       watched->left = true;

@@ -1,5 +1,7 @@
 #include "engine/device_health.hpp"
 
+#include <algorithm>
+
 #include "base/clock.hpp"
 #include "device/abandoned.hpp"
 
@@ -16,8 +18,10 @@ void DeviceHealth::note(uint64_t moved, bool waits_for_device, int64_t now) noex
 
 void DeviceHealth::doubt(int64_t now) noexcept {
   constexpr int64_t kDoubt = 100'000'000;
+  constexpr int kMostTwice = 9;  // 51 s
   int64_t asked = asked_ns_.load(std::memory_order_relaxed);
-  if (!core_.device || silent_.load(std::memory_order_relaxed) || now - asked < kDoubt ||
+  if (!core_.device || unanswered_->load(std::memory_order_relaxed) > 0 ||
+      now - asked < (kDoubt << std::min(late_.load(std::memory_order_relaxed), kMostTwice)) ||
       !asked_ns_.compare_exchange_strong(asked, now, std::memory_order_relaxed))
     return;
   if (asked == 0) return;  // 100 ms after the first doubt
@@ -27,14 +31,20 @@ void DeviceHealth::doubt(int64_t now) noexcept {
 
 Status DeviceHealth::look() noexcept {
   constexpr double kAnswer = 2;
-  if (!doubted_.exchange(false, std::memory_order_acq_rel) || silent_.load(std::memory_order_relaxed)) return {};
+  if (!doubted_.exchange(false, std::memory_order_acq_rel) || unanswered_->load(std::memory_order_relaxed) > 0) return {};
   for (const auto *mine : {&streams_.first, &streams_.second}) {
     const auto stream = mine->lock();
     if (!stream) continue;
     // A thread that waits for the device may have the driver locked, for instance to free memory. Such a wait may hang.
     try {
-      const auto answer = device::call_within(kAnswer, [stream] { return stream->status(); });
-      if (!answer) return silent_.store(true, std::memory_order_relaxed), Status{};
+      const auto answer = device::call_within(
+          kAnswer, [stream] { return stream->status(); },
+          [unanswered = unanswered_] { unanswered->fetch_sub(1, std::memory_order_relaxed); });
+      if (!answer) {  // the answer may be here meanwhile
+        unanswered_->fetch_add(1, std::memory_order_relaxed);
+        late_.fetch_add(1, std::memory_order_relaxed);
+        return {};
+      }
       if (!answer->ok()) return *answer;
     } catch (const std::exception &) { return {}; }  // no memory: the driver is asked again
   }

@@ -7,6 +7,7 @@
 //   nothing of the device has gone on
 //   for 100 ms: doubt()          -------->    look(): asks the driver for the streams' status, for at most 2 s
 //                                             failed: the communicator fails
+//                                             no answer: nobody asks again before it comes
 #pragma once
 
 #include <atomic>
@@ -23,7 +24,7 @@ using DeviceStreams = std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<dev
 class DeviceHealth {
  public:
   // `streams`: where the device's work stands. For a rank without a device every function does nothing.
-  DeviceHealth(RankCore &core, DeviceStreams streams) noexcept : core_(core), streams_(std::move(streams)) {}
+  DeviceHealth(RankCore &core, DeviceStreams streams) : core_(core), streams_(std::move(streams)) {}
 
   // Called by a thread that waits for the device, with the right to execute. `moved` is another number whenever something of the device has gone on.
   void note(uint64_t moved, bool waits_for_device, int64_t now) noexcept;
@@ -45,7 +46,10 @@ class DeviceHealth {
   std::atomic<int64_t> asked_ns_{0};  // when the last doubt came, or when something of the device last went on
   uint64_t moved_ = 0;                // what had gone on then
   std::atomic<bool> doubted_{false};
-  std::atomic<bool> silent_{false};  // the driver has not answered, so no thread asks again
+  std::atomic<int> late_{
+      0};  // how often the driver has not answered in time: each time the pause between two questions is twice as long
+  // How often the driver has not answered yet. Meanwhile no thread asks again.
+  const std::shared_ptr<std::atomic<int>> unanswered_ = std::make_shared<std::atomic<int>>(0);
 };
 
 }  // namespace isthmus::engine

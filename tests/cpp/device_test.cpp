@@ -1,8 +1,11 @@
 // What runtime.hpp promises of a device runtime, on every runtime that finds a device here; then what the host's own streams add.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -32,6 +35,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
+using isthmus_test::patient;
 using isthmus_test::soon;
 
 bool eventually(const std::function<bool()> &holds) {
@@ -753,6 +757,34 @@ TEST(HostStreams, AForkedChildLeavesThemAlone) {
   s->call("add", add, Add{&sum, 1});
   EXPECT_TRUE(s->drain(Deadline(soon()).ns()));
   EXPECT_EQ(sum, 2);
+}
+
+TEST(ACallThatMayNotComeBack, HasTheTimeInWhichItsProcessRunsAndNotThatInWhichItIsStopped) {
+  const double patience = patient(1);
+  int begun[2];
+  ASSERT_EQ(::pipe(begun), 0);
+  const pid_t self = ::getpid(), stopper = ::fork();
+  if (stopper == 0) {
+    ::close(begun[1]);
+    char byte;
+    const bool runs = ::read(begun[0], &byte, 1) == 1;
+    if (!runs || ::kill(self, SIGSTOP) != 0) ::_exit(1);
+    ::usleep(static_cast<useconds_t>(1.5e6 * patience));
+    ::_exit(::kill(self, SIGCONT) == 0 ? 0 : 1);
+  }
+  const size_t before = abandoned_threads();
+  const auto ended = call_within(patience, [&]() -> Status {
+    if (::write(begun[1], "", 1) != 1) return {Code::System, "write failed"};
+    timespec used{};
+    while (used.tv_sec == 0 && used.tv_nsec < 100'000'000) ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return {};
+  });
+  int status = -1;
+  ASSERT_EQ(::waitpid(stopper, &status, 0), stopper);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_TRUE(ended && ended->ok());
+  EXPECT_EQ(abandoned_threads(), before);
+  for (const int end : begun) ::close(end);
 }
 
 }  // namespace

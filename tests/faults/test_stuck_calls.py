@@ -24,7 +24,7 @@ from patience import SOON, patient
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 import isthmus
 from devices import DeviceArray, on_host, run_fleet, vendor
-from events import until, until_asleep
+from events import inside_a_call, once_inside, until, until_asleep
 
 DEVICE = {"nvidia": "cuda", "amd": "hip", "ascend": "acl"}
 CALLS = {
@@ -187,6 +187,47 @@ def test_a_caller_that_is_stuck_holds_up_nobody_else(
     assert device["stuck"] and "nothing failed" not in device["stuck"] and "came back too late" not in device["stuck"], (
         device
     )
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:1,cpu:1", "amd:1,cpu:1", "ascend:1,cpu:1"])
+def test_a_device_that_answered_too_late_once_is_asked_again(tmp_path: Path, fleet: str) -> None:
+    """Its driver was locked for longer than anybody waits. Later the device is reset, which only an answer tells."""
+
+    def body(folder: str) -> str:
+        failed, comm = Path(folder) / "failed", isthmus.init()
+        x: Any = np.ones(160_000, np.float32)
+        x = x if on_host() else DeviceArray.of(x)
+        all_reduce(comm, x, None)
+        if not on_host():
+            caller, memory, goes_on = threading.current_thread(), vendor().allocate(4096), vendor().hold(vendor().stream())
+
+            def free() -> None:
+                vendor().here()
+                vendor().free(memory)
+
+            def too_late() -> None:
+                until_asleep(caller, 4)  # what it calls for is on the device
+                once_called(FREES, threading.Thread(target=free, daemon=True))
+                until(lambda: isthmus.context_stats()["abandoned_threads"], "a question without an answer")
+                goes_on()
+
+            once_inside(comm, too_late)
+        all_reduce(comm, x, None)
+        if on_host():
+            until(failed.exists)
+        last = Call(lambda: all_reduce(comm, x, None))
+        last.start()
+        if not on_host():
+            until(lambda: inside_a_call(comm), "the last operation")
+            until_asleep(last, 4)
+            vendor().here()
+            vendor().reset()
+        last.join(SOON)
+        failed.touch()
+        return last.said
+
+    for said in run_fleet(fleet, body, str(tmp_path), init=False):
+        assert "the device of rank 0" in said and "has failed" in said, said
 
 
 @pytest.mark.parametrize(("fleet", "late"), [("nvidia:1,cpu:1", 0.0), ("amd:1,cpu:1", 1.0), ("ascend:1,cpu:1", 1.0)])
