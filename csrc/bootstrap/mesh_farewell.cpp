@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <limits>
 
 #include "base/lock.hpp"
 #include "bootstrap/host.hpp"
@@ -17,8 +18,7 @@
 namespace isthmus::bootstrap {
 namespace {
 
-constexpr int64_t kUntakenNs = 250'000'000;  // by a peer of this host
-// In which nothing more of it gets through, and for all of it. In 5 s, half of what TCP's own limit is by default, it has been sent four times.
+// In which nothing more of it gets through, or a peer of this host takes nothing more, and for all of it. In 5 s, half of what TCP's own limit is by default, it has been sent four times.
 constexpr int kUnheardBeats = 50;
 constexpr int64_t kLeastUnheardNs = 1'000'000'000, kMostUnheardNs = 5'000'000'000, kMostNs = 10'000'000'000;
 // For the process that raised. The others wait 5 s for it to end first (python/isthmus/_ending.py).
@@ -27,14 +27,13 @@ constexpr int64_t kMostHeardNs = 4'000'000'000;
 // What one peer has of it.
 struct Last {
   Peer *peer;
-  int64_t acknowledged = -1, since_ns = 0;
+  int64_t furthest = std::numeric_limits<int64_t>::min(), since_ns = 0;
 
-  // Whether nothing more of it gets through.
-  bool stuck(const net::Window &window, int64_t heartbeat_ns) {
-    const int64_t now = now_ns();
-    const bool tcp = window.acknowledged != 0 || window.under_way != 0;
-    if (window.acknowledged != acknowledged) acknowledged = window.acknowledged, since_ns = now;
-    return now - since_ns > (tcp ? std::clamp(kUnheardBeats * heartbeat_ns, kLeastUnheardNs, kMostUnheardNs) : kUntakenNs);
+  // Whether nothing more of it gets through. `waiting`: the bytes that the kernel has not taken.
+  bool stuck(const net::Window &window, size_t waiting, int64_t heartbeat_ns) {
+    const int64_t now = now_ns(), reached = window.acknowledged - static_cast<int64_t>(waiting);
+    if (reached > furthest) furthest = reached, since_ns = now;
+    return now - since_ns > std::clamp(kUnheardBeats * heartbeat_ns, kLeastUnheardNs, kMostUnheardNs);
   }
 };
 
@@ -69,7 +68,8 @@ void Mesh::State::farewell() noexcept {
         const bool reads = read_on(fd);
         net::answer_now(fd);  // the peer may end as well
         const net::Window window = net::window(fd);
-        if (reads && (!p.out.empty() || window.under_way != 0) && !last.stuck(window, heartbeat_ns) && !deadline.passed()) {
+        if (reads && (!p.out.empty() || window.under_way != 0) && !last.stuck(window, p.out.waiting(), heartbeat_ns) &&
+            !deadline.passed()) {
           waiting.push_back({fd, static_cast<short>(p.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
           return false;
         }
@@ -111,7 +111,7 @@ void Mesh::await_heard() noexcept {
       if (!p.control) return !p.movable;
       const net::Window window = net::window(p.control.get());
       if (said.bytes != 0 && p.puts == said.puts && window.acknowledged >= said.bytes) return true;
-      return !p.movable && said.last.stuck(window, state_->heartbeat_ns);
+      return !p.movable && said.last.stuck(window, p.out.waiting(), state_->heartbeat_ns);
     };
     for (const Deadline deadline = Deadline::at_ns(now_ns() + kMostHeardNs); !all.empty() && !deadline.passed();) {
       std::erase_if(all, heard);

@@ -165,6 +165,7 @@ std::optional<Blob> Newcomers::answer(Newcomer &one, Meet wanted, Deadline deadl
     if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK))
       fail(Code::PeerLost, "{}, to be rank {}, has closed its connection; it has probably ended", one.text(), one.slot);
     if (net::wait_events(one.fd.get(), POLLIN, slice(deadline, kMemberLookNs)) != 0) continue;
+    net::check_interrupt();
     if (look) look();
     if (deadline.passed())
       fail(Code::Timeout, "{}, to be rank {}, does not answer; it is stopped or very late", one.text(), one.slot);
@@ -177,13 +178,22 @@ std::vector<Blob> Newcomers::contributions(Deadline deadline, const Look &look) 
   return out;
 }
 
-void Newcomers::results(const std::vector<Blob> &all, Deadline deadline) {
+void Newcomers::results(const std::vector<Blob> &all, Deadline deadline, const Look &look) {
   net::ByteVector words;
   for (size_t r = 0; r < all.size(); ++r) append_result(words, round_, static_cast<uint32_t>(r), all[r]);
   ++round_;
   for (const Newcomer &one : all_)
-    if (net::send_all(one.fd.get(), words, deadline) != net::Io::Ok)
-      fail(Code::PeerLost, "{}, to be rank {}, takes nothing more; it has probably ended", one.text(), one.slot);
+    for (std::span<const std::byte> rest = words; !rest.empty();) {
+      const ssize_t n = net::send_some(one.fd.get(), rest);
+      if (n < 0)
+        fail(Code::PeerLost, "{}, to be rank {}, has closed its connection; it has probably ended", one.text(), one.slot);
+      rest = rest.subspan(static_cast<size_t>(n));
+      if (n > 0 || net::wait_events(one.fd.get(), POLLOUT, slice(deadline, kMemberLookNs)) != 0) continue;
+      net::check_interrupt();
+      if (look) look();
+      if (deadline.passed())
+        fail(Code::Timeout, "{}, to be rank {}, takes nothing more; it is stopped or very late", one.text(), one.slot);
+    }
 }
 
 void Newcomers::await_made(Deadline deadline, const Look &look) {

@@ -82,8 +82,8 @@ class Newcomers {
 
   // Each has its own rank, and its own slot, beside what is the same. `ranks`: theirs, ascending.
   void welcome(const Welcome &same, const std::vector<int> &ranks);
-  std::vector<Blob> contributions(Deadline deadline, const Look &look);  // of the next round, in their order
-  void results(const std::vector<Blob> &all, Deadline deadline);         // of this round, by rank
+  std::vector<Blob> contributions(Deadline deadline, const Look &look);             // of the next round, in their order
+  void results(const std::vector<Blob> &all, Deadline deadline, const Look &look);  // of this round, by rank
   void await_made(Deadline deadline, const Look &look);
   void kept() noexcept;
   void failed(const Status &why) noexcept;

@@ -79,7 +79,7 @@ std::vector<Blob> GrowExchange::all_gather(const Blob &mine, Deadline deadline) 
     if (!r.ok()) fail(Code::Mismatch, "grow: rank {} passed on what cannot be read", members_.number(host_));
     said[static_cast<size_t>(host_)].assign(rest.begin(), rest.end());
     for (size_t m = 0; m < said.size(); ++m) out[static_cast<size_t>(ranks_.members[m])] = std::move(said[m]);
-    if (come_) come_->results(out, deadline);
+    if (come_) come_->results(out, deadline, [this] { members_.look(); });
     return out;
   } catch (const Error &e) {
     members_.give_up(e.why());

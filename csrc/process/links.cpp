@@ -108,14 +108,19 @@ void Links::make_ucx_link(bootstrap::Peer &peer, std::span<const std::byte> addr
   add(std::move(slot));
 }
 
-void Links::await_ucx(bootstrap::Peer &peer, Deadline deadline) {
+void Links::await_ucx(bootstrap::Peer &peer, Deadline deadline, const bootstrap::Look &look) {
+  constexpr int64_t kLookNs = 20'000'000;
   LinkSlot *slot;
   {
     const Lock lock(mutex_);
     slot = find(&peer, Carrier::Ucx);
   }
   if (!slot) return;
-  for (;;) {
+  for (int64_t looked = now_ns();;) {
+    if (look && now_ns() - looked > kLookNs) {
+      look();
+      looked = now_ns();
+    }
     if (peer.lost.load(std::memory_order_acquire)) fail(Code::PeerLost, "it is gone: {}", peer.lost_text());
     if (slot->broken_ns.load(std::memory_order_acquire) != 0)
       fail(Code::PeerLost, "the connection by UCX breaks: {}; UCX_LOG_LEVEL=info makes UCX say more", slot->reason);

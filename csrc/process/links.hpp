@@ -64,7 +64,7 @@ class Links final {
   // How UCX reaches this process. Throws Error(Unsupported): there is no UCX here.
   std::vector<std::byte> ucx_address();
   // Waits until the UCX link of that process, which connect() has made, is there on both sides.
-  void await_ucx(bootstrap::Peer &peer, Deadline deadline);
+  void await_ucx(bootstrap::Peer &peer, Deadline deadline, const bootstrap::Look &look);
   // The link to a process (null: this process), made at first use: through shared memory, or by TCP over peer->data. A UCX link is made by
   // connect() alone.
   link::Link *link_to(bootstrap::Peer *peer, Carrier carrier);

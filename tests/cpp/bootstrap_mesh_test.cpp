@@ -433,6 +433,22 @@ TEST(Mesh, WhatGoesAlongIsSaidBeforeTheFarewell) {
   EXPECT_TRUE(eventually([&] { return p.b.events.messages().size() == 1; }));
 }
 
+TEST(Mesh, TheLastWordsReachAPeerOfThisHostThatTakesNothingForAWhile) {
+  Pair p{Node("ISTHMUS_HEARTBEAT_MS=250"), Node("ISTHMUS_HEARTBEAT_MS=250")};
+  p.add_keys();
+  p.connect();
+  const std::string large(60'000, 'y');
+  std::future<void> ends;
+  {
+    const auto held = p.b.events.hold();
+    for (int i = 0; i < 200; ++i) ASSERT_TRUE(p.a.mesh->send(*p.of_a, 5, bytes(large)));
+    ends = std::async(std::launch::async, [&] { p.a.mesh->shut_down(); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  }
+  ends.get();
+  EXPECT_TRUE(eventually([&] { return p.b.events.messages().size() == 200; }));
+}
+
 TEST(Mesh, SaysWhomThisProcessHasToDial) {
   Pair p;
   Node &dials = p.a.mesh->self().process < p.b.mesh->self().process ? p.a : p.b, &waits = &dials == &p.a ? p.b : p.a;

@@ -75,6 +75,8 @@ class Recorder final : public MeshEvents {
     const std::lock_guard lock(mutex_);
     return lost_at_;
   }
+  // While it is held, the mesh's thread waits with what it has to say.
+  std::unique_lock<std::mutex> hold() const { return std::unique_lock(mutex_); }
   std::atomic<int> ticks{0};
 
  private:

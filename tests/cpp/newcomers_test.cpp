@@ -62,11 +62,36 @@ TEST(Newcomers, ExchangeWithTheMemberThatLetsThemInAndHearTheLastWord) {
   come.welcome(welcome_to(3), {1, 2});
   const auto said = come.contributions(Deadline(soon()), {});
   EXPECT_EQ(text_of(said), "any second ") << "in the order of their slots";
-  come.results({blob("member"), said[0], said[1]}, Deadline(soon()));
+  come.results({blob("member"), said[0], said[1]}, Deadline(soon()), {});
   come.await_made(Deadline(soon()), {});
   come.kept();
   EXPECT_EQ(any.get(), "rank 1 of 3 'grown': member any second kept");
   EXPECT_EQ(second.get(), "rank 2 of 3 'grown': member any second kept");
+}
+
+TEST(Newcomers, AMemberLooksMeanwhileWhereOneTakesNothing) {
+  const Ticket ticket = ticket_for();
+  std::promise<void> over;
+  auto silent = std::async(std::launch::async, [&, waits = over.get_future()] {
+    const Entry entry(ticket, at_home(), kAnySlot, Deadline(soon()));
+    waits.wait();
+  });
+  const struct Ends {
+    std::promise<void> &over;
+    ~Ends() { over.set_value(); }
+  } ends{over};
+  ASSERT_TRUE(await_waiting(ticket, 1));
+  Newcomers come(ticket, {1}, Deadline(soon()), {});
+  come.welcome(welcome_to(2), {1});
+  const std::vector<Blob> more_than_a_socket_holds(64, Blob(kMaxBlob));
+  int looks = 0;
+  const auto second = [&] {
+    if (++looks == 2) fail(Code::Aborted, "enough");
+  };
+  try {
+    come.results(more_than_a_socket_holds, Deadline(soon()), second);
+    ADD_FAILURE() << "nobody has taken them";
+  } catch (const Error &e) { EXPECT_EQ(e.text(), "enough"); }
 }
 
 TEST(Newcomers, HearWhyNobodyHasItAlsoWhereTheMemberSaysNothing) {

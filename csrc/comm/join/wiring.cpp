@@ -225,9 +225,16 @@ void connect(const Invitation &invitation, const Offer &offer, const Agreement &
 
 void await_links(const Invitation &invitation, const Agreement &agreement, std::span<bootstrap::Peer *const> processes) {
   if (agreement.carrier() != process::Carrier::Ucx) return;
+  bool looks = false;  // what a look throws is not about the rank that is waited for
+  const auto look = [&] {
+    looks = true;
+    invitation.exchange.look();
+    looks = false;
+  };
   for (size_t q = 0; q < processes.size(); ++q) try {
-      if (processes[q]) invitation.context->links().await_ucx(*processes[q], invitation.deadline);
+      if (processes[q]) invitation.context->links().await_ucx(*processes[q], invitation.deadline, look);
     } catch (const Error &e) {
+      if (looks) throw;
       const topology::RankInfo &theirs = agreement.ranks[q].info;
       throw Error(e.code(),
                   formatted("rank {} (pid {} on {}): {}", agreement.number(q), theirs.pid, theirs.hostname, e.text()));
