@@ -18,7 +18,8 @@
 namespace isthmus::bootstrap {
 namespace {
 
-// In which nothing more of it gets through, or a peer of this host takes nothing more, and for all of it. In 5 s, half of what TCP's own limit is by default, it has been sent four times.
+// In which nothing more of it gets through, or a peer of this host takes nothing more, and for all of it. In 5 s, half of what TCP's own limit is by
+// default, it has been sent four times.
 constexpr int kUnheardBeats = 50;
 constexpr int64_t kLeastUnheardNs = 1'000'000'000, kMostUnheardNs = 5'000'000'000, kMostNs = 10'000'000'000;
 // For the process that raised. The others wait 5 s for it to end first (python/isthmus/_ending.py).

@@ -24,9 +24,9 @@ void count_abandoned_thread() noexcept;
 void keep_for_good(void *memory) noexcept;
 
 // Makes the call on a separate thread, which takes no signals of the program's. Waits at most `seconds` for the result, without
-// those in which this process was stopped. No result: the call has not come back. Then the separate thread is left behind, and calls `back` if the call ever comes back.
-// Objects that `call` and `back` hold live as long. Where no thread can be had, this thread makes the call. `enough` is
-// asked now and then, and ends the wait early.
+// those in which this process was stopped. No result: the call has not come back. Then the separate thread is left behind, and
+// calls `back` if the call ever comes back. Objects that `call` and `back` hold live as long. Where no thread can be had, this
+// thread makes the call. `enough` is asked now and then, and ends the wait early.
 std::optional<Status> call_within(double seconds, std::function<Status()> call, std::function<void()> back = nullptr,
                                   const std::function<bool()> &enough = nullptr);
 

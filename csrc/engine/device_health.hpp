@@ -46,8 +46,8 @@ class DeviceHealth {
   std::atomic<int64_t> asked_ns_{0};  // when the last doubt came, or when something of the device last went on
   uint64_t moved_ = 0;                // what had gone on then
   std::atomic<bool> doubted_{false};
-  std::atomic<int> late_{
-      0};  // how often the driver has not answered in time: each time the pause between two questions is twice as long
+  // How often the driver has not answered in time. Each time makes the pause between two questions twice as long.
+  std::atomic<int> late_{0};
   // How often the driver has not answered yet. Meanwhile no thread asks again.
   const std::shared_ptr<std::atomic<int>> unanswered_ = std::make_shared<std::atomic<int>>(0);
 };

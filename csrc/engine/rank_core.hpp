@@ -68,8 +68,8 @@ struct PeerRank {                      // what this rank knows of another rank, 
   std::atomic<bool> left{false};          // the rank destroyed its side
   std::atomic<bool> left_broken{false};   // the rank's side had failed
   std::atomic<bool> left_writing{false};  // the rank's device may still write to this rank's receive slots
-  std::atomic<Leaving> library_end{
-      Leaving::Well};  // what the rank has said last about the end of the library; Well: nothing
+  // What the rank has said last about the end of the library's communicator; Well: nothing.
+  std::atomic<Leaving> library_end{Leaving::Well};
   std::atomic<int64_t> left_ns{0};
   std::atomic<uint64_t> left_done{
       0};  // the last collective that the rank had ended then: what the rank sent for it is on its way

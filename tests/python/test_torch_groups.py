@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -319,26 +320,32 @@ class Shelf(dist.Store):
             assert self.changed.wait_for(lambda: all(key in self.values for key in keys), timeout.total_seconds())
 
 
+def sums(world: int, store: Callable[[int], dist.Store], times: int = 1) -> list[float]:
+    """Of ones, by threads that meet in these stores as ranks, so many times after each other. Who fails has none."""
+    all_of_them: list[float] = []
+
+    def one(rank: int) -> None:
+        for _ in range(times):
+            backend = _create(store(rank), rank, world)
+            x = torch.ones(1)
+            backend.allreduce([x]).wait()
+            all_of_them.append(x.item())
+            backend.shutdown()
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    return all_of_them
+
+
 def test_ranks_meet_in_a_store_that_is_written_in_python() -> None:
     """It cannot be cloned, and deletes nothing: a second meeting of the same name finds what the first has left."""
 
     def body() -> None:
-        store, sums = Shelf(), []
-
-        def one(rank: int) -> None:
-            for _ in range(2):
-                backend = _create(store, rank, 2)
-                x = torch.ones(1)
-                backend.allreduce([x]).wait()
-                sums.append(x.item())
-                backend.shutdown()
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SOON)
-        assert sums == [2.0] * 4
+        store = Shelf()
+        assert sums(2, lambda rank: store, 2) == [2.0] * 4
 
     torch_ranks.run(1, body, init=False)
 
@@ -392,21 +399,8 @@ class SlowLook(OneRanks):
 
 def test_a_rank_that_looks_at_the_roster_while_the_others_confirm_it_is_not_left_behind() -> None:
     def body() -> list[str]:
-        shelf, sums = Shelf(), []
-
-        def one(rank: int) -> None:
-            backend = _create(SlowLook(shelf, rank), rank, 3)
-            x = torch.ones(1)
-            backend.allreduce([x]).wait()
-            sums.append(x.item())
-            backend.shutdown()
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SOON)
-        assert sums == [3.0] * 3
+        shelf = Shelf()
+        assert sums(3, lambda rank: SlowLook(shelf, rank)) == [3.0] * 3
         return sorted(shelf.values)
 
     assert torch_ranks.run(1, body, init=False) == [["test/looked"]]
@@ -436,24 +430,15 @@ class Withdrawn(OneRanks):
 
 def test_a_rank_that_finds_a_roster_that_is_removed_just_then_waits_for_the_next_one() -> None:
     def body() -> list[float]:
-        shelf, sums = Shelf(), []
+        shelf = Shelf()
         shelf.set("isthmus/roster", "old")
 
-        def one(rank: int) -> None:
+        def store(rank: int) -> dist.Store:
             if rank == 0:
                 shelf.wait(["test/waits"])
-            backend = _create(Withdrawn(shelf, rank), rank, 2)
-            x = torch.ones(1)
-            backend.allreduce([x]).wait()
-            sums.append(x.item())
-            backend.shutdown()
+            return Withdrawn(shelf, rank)
 
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SOON)
-        return sums
+        return sums(2, store)
 
     assert torch_ranks.run(1, body, init=False) == [[2.0, 2.0]]
 
