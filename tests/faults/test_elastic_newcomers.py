@@ -15,7 +15,7 @@ import pytest
 import isthmus
 from events import until
 from isthmus import elastic
-from jobs import DEADLINE, Me, Rank, Zygote, job, newcomers
+from jobs import DEADLINE, Me, Rank, Zygote, all_say, job, newcomers
 from patience import SOON, patient
 
 STEPS = 8
@@ -84,10 +84,12 @@ def next_ticket(rank: Rank) -> str:
     return str(rank.expect("ticket"))
 
 
-def kill(victim: Rank) -> None:
-    victim.expect("in the step")
-    victim.signal(signal.SIGKILL)
-    victim.wait()
+def kill(*victims: Rank) -> None:
+    """Once all of them are in the step: who were late would hear of the first one's end in the step before."""
+    all_say(list(victims), "in the step")
+    for victim in victims:
+        victim.signal(signal.SIGKILL)
+        victim.wait()
 
 
 def ends_of(ranks: list[Rank]) -> list[Any]:
@@ -161,8 +163,7 @@ def test_with_grace_nobody_goes_on_smaller_while_a_newcomer_may_still_come(zygot
 
     with job(zygote, 4, body, shape) as ranks, newcomers(zygote, 4, 2, newcomer, shape) as new:
         ticket = next_ticket(ranks[0])
-        for victim in ranks[1:3]:
-            kill(victim)
+        kill(*ranks[1:3])
         for one in new:
             one.tell(ticket)
         ends = ends_of([ranks[0], ranks[3], *new])
@@ -226,8 +227,7 @@ def test_a_newcomer_is_the_one_that_goes_on_when_all_the_others_are_lost(zygote:
     with job(zygote, 2, body) as ranks, newcomers(zygote, 2, 1, lambda me: Part(me, full=3).join()) as (new,):
         new.tell(next_ticket(ranks[0]))
         next_ticket(ranks[0])
-        for rank in ranks:
-            kill(rank)
+        kill(*ranks)
         ((size, log, changes, _),) = ends_of([new])
         came = log.count(2)
         assert size == 1 and came <= 3 and log == [2] * came + [3] * (4 - came) + [1] * 4 and changes[-1][1] == (2,)
