@@ -132,8 +132,10 @@ void add_work(py::module_ &m) {
       .def_property_readonly("exception", &Work::exception,
                              "The error in which the operation ended. None while the operation runs, and after success.")
       .def_property_readonly("source", &Work::source, "The sender's rank, of a finished receive. Else None.")
-      .def_property_readonly("result", &Work::result,
-                             "What the blocking call would have returned. Available when the operation is done.")
+      .def_property_readonly(
+          "result", &Work::result,
+          "What the blocking call would have returned; of a receive its array (the sender is `source`). Available "
+          "when the operation is done.")
       .def_property_readonly("sequence", &Work::sequence, "The operation's number in the communicator.")
       .def_property_readonly("duration", &Work::duration,
                              "Seconds from the operation's submission to its end. None while the operation runs.");

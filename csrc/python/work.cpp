@@ -85,7 +85,6 @@ py::object Work::wait(py::object timeout) {
       raise(waited, text.c_str());
       throw PythonError();
     }
-    if (outcome_ != ISTHMUS_OK) text_ = text;
     if (PyErr_Occurred()) throw PythonError();  // Ctrl-C
   }
   if (outcome_ != ISTHMUS_OK) {

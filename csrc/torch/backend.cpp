@@ -21,9 +21,8 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kLeaveInside = 10s;                   // how long shutdown() waits for threads that an abort has released
-constexpr int kShrinkDefault = 0, kShrinkAbort = 1;  // torch.distributed.SHRINK_DEFAULT and SHRINK_ABORT
-constexpr double kExitSeconds = 2;                   // how long pending operations may hold up the end of the process
+constexpr auto kLeaveInside = 10s;  // how long shutdown() waits for threads that an abort has released
+constexpr double kExitSeconds = 2;  // how long pending operations may hold up the end of the process
 
 using OpenGroups = Guarded<std::unordered_set<Backend *>>;  // the groups that are not shut down
 // Never destroyed: a group may outlive static destruction.
@@ -96,6 +95,13 @@ Backend::Backend(int rank, int size, c10::intrusive_ptr<GroupOptions> options, s
 
 Backend::~Backend() { shutdown(); }
 
+void Backend::release_resources() {
+  shutdown();
+  hook_.reset();
+}
+
+constinit thread_local Backend::OpenCall *Backend::OpenCall::innermost_ = nullptr;
+
 Backend::OpenCall::OpenCall(Backend &backend) : backend_(backend) {
   if (!backend_.birth_.here()) {
     raise(
@@ -107,10 +113,28 @@ Backend::OpenCall::OpenCall(Backend &backend) : backend_(backend) {
   }
   backend_.inside_.fetch_add(1);
   if (backend_.closed_->load()) {
-    backend_.inside_.fetch_sub(1);
+    backend_.leave();
     raise(ISTHMUS_ERR_ARGUMENT,
           c10::str("group ", backend_.name_, " was shut down (destroy_process_group); it cannot be used any more"));
   }
+  innermost_ = this;
+}
+
+Backend::OpenCall::~OpenCall() {
+  innermost_ = outer_;
+  backend_.leave();
+}
+
+int Backend::OpenCall::of_this_thread(const Backend &backend) noexcept {
+  int calls = 0;
+  for (const OpenCall *call = innermost_; call; call = call->outer_) calls += &call->backend_ == &backend;
+  return calls;
+}
+
+void Backend::leave() noexcept {
+  if (inside_.fetch_sub(1) != 1 || !last_destroys_.load() || !last_destroys_.exchange(false)) return;
+  const interpreter::WithoutGil without_gil;
+  static_cast<void>(isthmus_comm_destroy(comm_));
 }
 
 void Backend::shutdown() {
@@ -120,16 +144,22 @@ void Backend::shutdown() {
   }
   if (closed_->exchange(true) || !comm_ || !birth_.here()) return;
   open_groups().lock()->erase(this);
+  met_in_.reset();
   coalescing::drop_if_abandoned();
   const interpreter::WithoutGil without_gil;
   if (inside_.load() > 0) {
-    static_cast<void>(isthmus_comm_abort(comm_, "the process group was shut down while another thread used it"));
+    // A signal's handler runs inside the call that it interrupts, which ends after the handler.
+    const int own = OpenCall::of_this_thread(*this);
+    static_cast<void>(isthmus_comm_abort(
+        comm_, own > 0 ? "the process group was shut down by a signal's handler, which had interrupted a call of the group"
+                       : "the process group was shut down while another thread used it"));
     const auto deadline = Clock::now() + kLeaveInside;
-    while (inside_.load() > 0 && Clock::now() < deadline) std::this_thread::sleep_for(1ms);
-    if (inside_.load() > 0) {
-      TORCH_WARN("isthmus: a thread is still inside group ", name_, " 10 s after its abort; the group is left open");
-      return;
-    }
+    while (inside_.load() > own && Clock::now() < deadline) std::this_thread::sleep_for(1ms);
+    if (inside_.load() > own)
+      TORCH_WARN("isthmus: a thread is still inside group ", name_,
+                 " 10 s after its abort; the group is left open until the thread comes out");
+    last_destroys_.store(true);
+    if (inside_.load() > 0 || !last_destroys_.exchange(false)) return;
   }
   static_cast<void>(isthmus_comm_destroy(comm_));
 }
@@ -219,8 +249,8 @@ Backend::WorkPtr Backend::record(BackendRequest request, const isthmus_call &opt
 
 Backend::WorkPtr Backend::complete(BackendRequest request, const isthmus_call &options, Start start) {
   const auto begin = Clock::now();
-  std::optional<CompletionHook::HookReport> report;
-  if (hook_) report.emplace(hook_, request.type);
+  std::shared_ptr<CompletionHook::HookReport> report;
+  if (hook_) report = std::make_shared<CompletionHook::HookReport>(hook_, request.type);
   auto work = c10::make_intrusive<TorchWork>(rank_, request.type, request.title, request.inputs, std::move(request.outputs));
   isthmus_result result = ISTHMUS_OK;
   {
@@ -229,13 +259,13 @@ Backend::WorkPtr Backend::complete(BackendRequest request, const isthmus_call &o
   }
   interpreter::raise_if_interrupted();
   if (result != ISTHMUS_OK) {
-    const std::string text = isthmus_last_error();  // a hook may make calls of its own
-    if (report && has_begun(result)) report->ended(isthmus_comm_sequence(comm_));
+    const std::string text = isthmus_last_error();
+    if (report && has_begun(result)) CompletionHook::tell(std::move(report), isthmus_comm_sequence(comm_));
     raise(result, text);
   }
   request.staging.finish();
   work->done(isthmus_comm_sequence(comm_), Clock::now() - begin);
-  if (report) report->ended(work->getSequencenumber());
+  if (report) CompletionHook::tell(std::move(report), work->getSequencenumber());
   return work;
 }
 
@@ -261,7 +291,8 @@ Backend::WorkPtr Backend::launch(BackendRequest request, isthmus_call options, s
   operation->keep(std::move(request.inputs), std::move(request.staging));
   operation->keep(std::move(request.outputs), {});
   if (report)
-    operation->at_end([report, sequence = handle ? isthmus_work_sequence(handle) : 0] { report->ended(sequence); });
+    operation->at_end(
+        [report, sequence = handle ? isthmus_work_sequence(handle) : 0] { CompletionHook::tell(report, sequence); });
   work->follow(operation);
   operation->submitted(handle);
   interpreter::raise_if_interrupted();
@@ -281,92 +312,10 @@ Backend::WorkPtr Backend::endCoalescing() {
   coalescing::end(*this, [&](const std::shared_ptr<PendingWork> &operation, isthmus_work_t handle, bool outermost) {
     work->follow(operation);
     if (!report || !outermost) return;
-    operation->at_end([report, sequence = handle ? isthmus_work_sequence(handle) : 0] { report->ended(sequence); });
+    operation->at_end(
+        [report, sequence = handle ? isthmus_work_sequence(handle) : 0] { CompletionHook::tell(report, sequence); });
   });
   return work;
-}
-
-c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
-                                                 const c10::intrusive_ptr<c10d::Backend::Options> &opts) {
-  const auto me = std::find(ranks.begin(), ranks.end(), rank_);
-  if (me == ranks.end()) return nullptr;
-  auto options =
-      c10::make_intrusive<GroupOptions>(*options_);  // never the caller's object: it may be used for the next split too
-  if (opts) {
-    if (const auto *ours = dynamic_cast<const GroupOptions *>(opts.get())) {
-      options->island = ours->island;
-      options->bridge = ours->bridge;
-      options->settings = ours->settings;
-    }
-    options->timeout = opts->timeout;
-    options->group_name = opts->group_name;
-    options->group_desc = opts->group_desc;
-  }
-  options->global_ranks_in_group.clear();
-  for (const int r : ranks) {
-    const auto &global = options_->global_ranks_in_group;
-    options->global_ranks_in_group.push_back(global.empty() ? static_cast<uint64_t>(r)
-                                                            : global.at(static_cast<std::size_t>(r)));
-  }
-  const std::string name = options->group_name.empty() ? name_ + ":split" : options->group_name;
-  return c10::make_intrusive<Backend>(store, static_cast<int>(me - ranks.begin()), static_cast<int>(ranks.size()), options,
-                                      name);
-}
-
-c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::Store> &store,
-                                                 const c10::intrusive_ptr<c10d::Backend::Options> &opts, const int &rank,
-                                                 const int &size) {
-  auto options = c10::make_intrusive<GroupOptions>(*options_);
-  if (opts) {
-    options->timeout = opts->timeout;
-    options->group_name = opts->group_name;
-  }
-  options->global_ranks_in_group.clear();
-  const std::string name = options->group_name.empty() ? name_ + ":merge" : options->group_name;
-  return c10::make_intrusive<Backend>(store, rank, size, options, name);
-}
-
-c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t> &ranks_to_exclude, int flags,
-                                                  const c10::intrusive_ptr<c10d::Backend::Options> &opts) {
-  const OpenCall entry(*this);
-  if (flags != kShrinkDefault && flags != kShrinkAbort)
-    bad_argument(c10::str("shrink of group ", name_, ": flags ", flags, " are neither SHRINK_DEFAULT nor SHRINK_ABORT"));
-  std::vector<int> excluded;
-  for (const int64_t r : ranks_to_exclude) {
-    if (r < 0 || r >= size_)
-      bad_argument(c10::str("shrink: rank ", r, ": not a rank of group ", name_, ", which has ", size_));
-    excluded.push_back(static_cast<int>(r));
-  }
-  auto options = c10::make_intrusive<GroupOptions>(*options_);
-  if (const auto *given = dynamic_cast<const GroupOptions *>(opts.get())) {
-    const auto other = [](const std::string &wanted, const std::string &has) { return !wanted.empty() && wanted != has; };
-    if (other(given->island, options_->island) || other(given->bridge, options_->bridge) ||
-        other(given->settings, options_->settings))
-      bad_argument(c10::str("shrink of group ", name_,
-                            ": the ranks keep their island, bridge and settings; of options only the timeout counts"));
-  }
-  if (opts && opts->timeout != kBackendDefaultTimeout) options->timeout = opts->timeout;
-  if (options->timeout <= kNoTimeout) bad_argument("the timeout of a group must be positive");
-  options->global_ranks_in_group.clear();
-  int rank = 0, size = 0;
-  for (int r = 0; r < size_; ++r) {
-    if (std::find(excluded.begin(), excluded.end(), r) != excluded.end()) continue;
-    if (r < rank_) ++rank;
-    ++size;
-    const auto &global = options_->global_ranks_in_group;
-    options->global_ranks_in_group.push_back(global.empty() ? static_cast<uint64_t>(r)
-                                                            : global.at(static_cast<std::size_t>(r)));
-  }
-  const std::string name = name_ + "/shrink";
-  isthmus_comm_t left = nullptr;
-  {
-    const interpreter::WithoutGil without_gil;
-    check(isthmus_comm_shrink(comm_, excluded.data(), static_cast<int>(excluded.size()),
-                              flags == kShrinkAbort ? ISTHMUS_SHRINK_ABORT : ISTHMUS_SHRINK_KEEP, name.c_str(), &left));
-  }
-  auto made = c10::make_intrusive<Backend>(rank, size, options, name, left);
-  made->setTimeout(options->timeout);  // the communicator has that of its init
-  return made;
 }
 
 uint64_t Backend::getSequenceNumberForGroup() {

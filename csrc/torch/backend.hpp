@@ -57,6 +57,7 @@ class Backend final : public c10d::Backend {
   // Of a communicator that is there already; the group owns it from here on.
   Backend(int rank, int size, c10::intrusive_ptr<GroupOptions> options, std::string name, isthmus_comm_t comm);
   ~Backend() override;
+  void release_resources() override;  // called where the last reference goes and a weak one is left
 
   const std::string getBackendName() const override { return "isthmus"; }
   // A copy: torch writes the name and the timeout of a split into what it gets here.
@@ -141,6 +142,11 @@ class Backend final : public c10d::Backend {
   WorkPtr complete(BackendRequest request, const isthmus_call &options, Start start);
   WorkPtr launch(BackendRequest request, isthmus_call options, std::optional<c10::Stream> stream, Start start);
 
+  // A group of split() or merge(). torch asks for one for each kind of device, one after the other with the same store, and keeps the first: they
+  // all are the same group.
+  static c10::intrusive_ptr<Backend> child(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
+                                           const c10::intrusive_ptr<GroupOptions> &options, const std::string &name);
+
   // Where the operation stands if its tensors are on a device: the caller's current stream there.
   std::optional<c10::Stream> stream_of(const BackendRequest &request) const;
 
@@ -160,23 +166,31 @@ class Backend final : public c10d::Backend {
   class OpenCall {
    public:
     explicit OpenCall(Backend &backend);
-    ~OpenCall() { backend_.inside_.fetch_sub(1, std::memory_order_release); }
+    ~OpenCall();
     OpenCall(const OpenCall &) = delete;
     OpenCall &operator=(const OpenCall &) = delete;
+    static int of_this_thread(const Backend &backend) noexcept;  // how many calls of the group this thread is inside of
 
    private:
+    static thread_local OpenCall *innermost_;  // of this thread
     Backend &backend_;
+    OpenCall *const outer_ = innermost_;
   };
+  void leave() noexcept;  // the end of an OpenCall
 
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::string name_;
-  const ProcessBirth birth_{};     // a forked child leaves the communicator alone
-  isthmus_comm_t comm_ = nullptr;  // set in the constructor; destroyed by shutdown() when nobody is inside
+  const ProcessBirth birth_{};  // a forked child leaves the communicator alone
+  // Set in the constructor; destroyed by shutdown() when nobody is inside, else by the call that leaves last.
+  isthmus_comm_t comm_ = nullptr;
   // With inside_, sequentially consistent: either an OpenCall sees it, or shutdown() sees the OpenCall. Shared with the
   // coalescing blocks that the group has opened.
   const std::shared_ptr<std::atomic<bool>> closed_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<int> inside_{0};
+  std::atomic<bool> last_destroys_{false};
 
+  // Of child(), while the group is open. The thread's that has made it, and shutdown()'s.
+  c10::intrusive_ptr<c10d::Store> met_in_;
   std::shared_ptr<CompletionHook> hook_;  // shared with the operations that are to report; null: there is none
 };
 

@@ -4,9 +4,9 @@
 
 #include <exception>
 
-namespace isthmus::torch_face {
+#include "completer.hpp"
 
-using Clock = std::chrono::steady_clock;
+namespace isthmus::torch_face {
 
 CompletionHook::HookReport::HookReport(std::shared_ptr<CompletionHook> hook, c10d::OpType type)
     : hook_(std::move(hook)), type_(type), begin_(Clock::now()) {
@@ -19,11 +19,36 @@ CompletionHook::HookReport::~HookReport() {
   if (--hook_->pending_ == 0) hook_->none_.notify_all();
 }
 
-void CompletionHook::HookReport::ended(std::uint64_t sequence) const noexcept {
+void CompletionHook::HookReport::ended(std::uint64_t sequence, Clock::time_point end) const noexcept {
   try {
-    const auto end = Clock::now();
     hook_->hook_(std::make_shared<c10d::WorkInfo>(type_, sequence, begin_, end, end - begin_));
   } catch (const std::exception &e) { TORCH_WARN("isthmus: a completion hook failed: ", e.what()); }
+}
+
+void CompletionHook::tell(std::shared_ptr<HookReport> report, std::uint64_t sequence) {
+  const std::shared_ptr<CompletionHook> hook = report->hook_;
+  {
+    const Lock lock(hook->mutex_);
+    hook->ended_.push_back({std::move(report), sequence, Clock::now()});
+    if (std::exchange(hook->calls_, true)) return;
+  }
+  static_cast<void>(Completer::get().runner().push([hook] { hook->call_all(); }));
+}
+
+void CompletionHook::call_all() {
+  while (true) {
+    DueReport next;
+    {
+      const Lock lock(mutex_);
+      if (ended_.empty()) {
+        calls_ = false;
+        return;
+      }
+      next = std::move(ended_.front());
+      ended_.pop_front();
+    }
+    next.report->ended(next.sequence, next.end);
+  }
 }
 
 void CompletionHook::wait(std::chrono::milliseconds most) {

@@ -6,6 +6,9 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <thread>
+
 #include "completer.hpp"
 #include "errors.hpp"
 #include "interpreter.hpp"
@@ -13,6 +16,11 @@
 namespace isthmus::torch_face {
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr Clock::duration kMostFutures = std::chrono::seconds(5);
+constexpr Clock::duration kShortest = std::chrono::microseconds(20), kLongest = std::chrono::milliseconds(1);
+constexpr Clock::duration kLook = std::chrono::milliseconds(50);
 
 [[noreturn]] void not_submitted() {
   raise(ISTHMUS_ERR_ARGUMENT,
@@ -126,7 +134,7 @@ void PendingWork::on_done(void *context, isthmus_result result, const char *text
   delete self;
 }
 
-PendingWork::Futures PendingWork::settle(isthmus_result result, const std::string &text, By by) noexcept {
+void PendingWork::settle(isthmus_result result, const std::string &text, By by) noexcept {
   // The library has ended its part, and the copies into the user's tensors stand behind it.
   if (place_.has_copies() && result == ISTHMUS_OK) {
     try {
@@ -134,12 +142,11 @@ PendingWork::Futures PendingWork::settle(isthmus_result result, const std::strin
       place_.wait_for_copies();
     } catch (const std::exception &e) { TORCH_WARN("isthmus: the copies behind an operation failed: ", e.what()); }
   }
-  std::vector<Promise> promises;
-  std::vector<std::function<void()>> functions;
+  Runner &runner = Completer::get().runner();
   std::vector<at::Tensor> kept;  // released here, not when the TorchWork goes
   {
     const Lock lock(mutex_);
-    if (settled_.load(std::memory_order_relaxed)) return {};
+    if (settled_.load(std::memory_order_relaxed)) return;
     result_ = result;
     text_ = text;
     if (result == ISTHMUS_OK) {
@@ -161,32 +168,28 @@ PendingWork::Futures PendingWork::settle(isthmus_result result, const std::strin
       new std::vector<at::Tensor>(std::move(kept_));
       kept_.clear();
     }
+    // What the runner runs is the program's code, which may wait for the end of other operations, or never come back.
+    for (auto &function : std::exchange(at_end_, {}))
+      runner.push([function = std::move(function)] {
+        try {
+          function();
+        } catch (const std::exception &e) { TORCH_WARN("isthmus: a completion hook failed: ", e.what()); }
+      });
+    for (const Promise &promise : std::exchange(promises_, {}))
+      if (runner.push([self = shared_from_this(), promise] { self->fulfil(promise); })) handed_.push_back(promise.future);
     settled_.store(true, std::memory_order_release);
-    promises.swap(promises_);
-    functions.swap(at_end_);
     kept.swap(kept_);
   }
-  // What follows is the program's code. That code may wait for the end of other operations, or never come back.
-  Runner &runner = Completer::get().runner();
-  for (auto &function : functions)
-    runner.push([function = std::move(function)] {
-      try {
-        function();
-      } catch (const std::exception &e) { TORCH_WARN("isthmus: a completion hook failed: ", e.what()); }
-    });
-  Futures futures;
-  for (const Promise &promise : promises) {
-    if (runner.push([self = shared_from_this(), promise] { self->fulfil(promise); })) futures.push_back(promise.future);
-  }
   if (by == By::Completer && !kept.empty()) runner.push([tensors = std::move(kept)]() mutable { tensors.clear(); });
-  return futures;
 }
 
-void PendingWork::fulfil(const Promise &promise) const {
+void PendingWork::fulfil(const Promise &promise) {
   try {
     if (result_ != ISTHMUS_OK && promise.throws) promise.future->setError(failure(result_, text_));
     else promise.future->markCompleted(promise.value(result_));
   } catch (const std::exception &e) { TORCH_WARN("isthmus: a callback of a future failed: ", e.what()); }
+  const Lock lock(mutex_);
+  std::erase(handed_, promise.future);
 }
 
 // Another thread of the parent may have held its lock at the fork: it is read here, and no more.
@@ -231,11 +234,30 @@ void PendingWork::wait(std::chrono::milliseconds timeout) {
       if (result == ISTHMUS_IN_PROGRESS && waited != ISTHMUS_ERR_INTERRUPTED) raise(waited, said);
       if (result != ISTHMUS_IN_PROGRESS) {
         const std::string text = result == ISTHMUS_OK ? "" : isthmus_last_error();
-        for (const auto &future : settle(result, text, By::Program)) future->wait();  // who has waited finds it complete
+        settle(result, text, By::Program);
       }
     }
     interpreter::raise_if_interrupted();
     if (waited == ISTHMUS_ERR_INTERRUPTED) interpreter::raise_interrupt();
+  }
+  // Who has waited finds the futures complete that were taken before. Behind other code of the program's that may take a while.
+  if (birth_.here()) {
+    const interpreter::WithoutGil without_gil;
+    const Clock::duration limit = timeout > kNoTimeout ? Clock::duration(timeout) : kMostFutures;
+    std::vector<c10::intrusive_ptr<c10::ivalue::Future>> handed;
+    {
+      const Lock lock(mutex_);
+      handed = handed_;
+    }
+    const Clock::time_point begin = Clock::now(), end = begin + std::min<Clock::duration>(limit, kMostFutures);
+    Clock::time_point looked = begin;
+    for (const auto &future : handed)
+      for (auto now = begin; !future->completed() && now < end; now = Clock::now()) {
+        std::this_thread::sleep_for(std::clamp<Clock::duration>((now - begin) / 10, kShortest, kLongest));
+        if (now - looked < kLook) continue;
+        looked = now;
+        if (interpreter::interrupted()) interpreter::raise_interrupt();
+      }
   }
   if (std::exception_ptr failed = error()) std::rethrow_exception(failed);
 }

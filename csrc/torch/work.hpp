@@ -76,10 +76,9 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
 
   // Called by every thread that learns of the operation's end. The first call does the work. Later calls wait for the first,
   // and do nothing. A thread of the program's releases the tensors itself. The runner completes the futures soon, on another
-  // thread; the result is the futures that this call handed to the runner.
+  // thread.
   enum class By : std::uint8_t { Program, Completer };
-  using Futures = std::vector<c10::intrusive_ptr<c10::ivalue::Future>>;
-  Futures settle(isthmus_result result, const std::string &text, By by) noexcept;
+  void settle(isthmus_result result, const std::string &text, By by) noexcept;
 
  private:
   PendingWork() = default;
@@ -95,7 +94,7 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
     std::function<c10::IValue(isthmus_result)> value;
     bool throws;
   };
-  void fulfil(const Promise &promise) const;
+  void fulfil(const Promise &promise);
 
   const ProcessBirth birth_{};
   std::atomic<isthmus_work_t> handle_{nullptr};  // set once, by submitted(); release: before submitted_
@@ -110,6 +109,7 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   StreamPlace place_;  // complete before submitted_, but for copies that are ordered later: those come under mutex_
   std::vector<std::function<void()>> at_end_ ISTHMUS_GUARDED_BY(mutex_), before_end_ ISTHMUS_GUARDED_BY(mutex_);
   std::vector<Promise> promises_ ISTHMUS_GUARDED_BY(mutex_);
+  std::vector<c10::intrusive_ptr<c10::ivalue::Future>> handed_ ISTHMUS_GUARDED_BY(mutex_);  // the runner completes them
 };
 
 class TorchWork final : public c10d::Work {

@@ -273,7 +273,11 @@ class Comm(_core.Comm):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None or self.destroyed:
+        # sys.exit(0) is how a program ends well.
+        ends_well = isinstance(error, SystemExit) and (
+            error.code is None or (isinstance(error.code, int) and error.code == 0)
+        )
+        if error is None or ends_well or self.destroyed:
             self.destroy()
         else:
             self._raised(_ending.one_line(type(error), error))

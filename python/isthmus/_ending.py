@@ -1,10 +1,10 @@
 """How a process ends by an exception: the other ranks hear which exception it was, and their processes end later.
 
-    rank 1 (raises)                         rank 0
-    exception that nobody catches
-    raised(text) - - - - - - - - - - - - -> operations end in PeerLostError, with the text
-    process ends                            its own exception ends the program: linger() waits
-    launcher names rank 1                   rank 1's process is gone: half a second later the process ends
+rank 1 (raises)                         rank 0
+exception that nobody catches
+raised(text) - - - - - - - - - - - - -> operations end in PeerLostError, with the text
+process ends                            its own exception ends the program: linger() waits
+launcher names rank 1                   rank 1's process is gone: a second later the process ends
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGEST_FAILED = 20.0
 """The same, where this process ends by an exception too, so that a launcher might name it."""
 _JOIN = 5.0
 """Seconds, at most, that the end of this process waits for one of its own threads."""
-_SEEN = 0.5
+_SEEN = 1.0
 """Seconds between the end of the process that raised and the end of this one. torchrun looks ten times a second."""
 
 

@@ -79,9 +79,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]
 
     def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
         quorum = "" if self._quorum_id is None else f" quorum {self._quorum_id}"
-        backend = isthmus.torch.make_backend(
-            store, rank, world_size, self._timeout, f"torchft{quorum}", [], self._options
-        )
+        backend = isthmus.torch.make_backend(store, rank, world_size, self._timeout, f"torchft{quorum}", [], self._options)
         group = dist.ProcessGroup(store, rank, world_size)
         group._set_default_backend(_CUSTOM)
         for device in DEVICES:
@@ -148,7 +146,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]
             return None
         try:
             return call(backend)
-        except RuntimeError:
+        except (RuntimeError, ValueError):  # ValueError: of a group that was shut down
             with self._lock:
                 if self._backend is backend:
                     raise

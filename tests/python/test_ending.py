@@ -39,6 +39,20 @@ with isthmus.init() as comm:
     comm.all_reduce(x)
 """
 
+EXITS_WELL = """
+import array, sys, isthmus
+with isthmus.init() as comm:
+    x = array.array("i", [comm.rank])
+    comm.barrier()
+    if comm.rank == 1:
+        comm.send(x, 0)
+        sys.exit(STATUS)
+    comm.recv(x, 1, timeout=SECONDS)
+    assert x[0] == 1
+    print("it came")
+    comm.recv(x, 1)
+"""
+
 TORCH_RAISES = """
 import torch, torch.distributed as dist
 dist.init_process_group("isthmus")
@@ -65,6 +79,19 @@ def test_the_others_say_who_raised_and_what_in_one_short_line() -> None:
             r"shared memory: rank 1 \(pid \d+ on \S+\) raised ValueError: a bad batch \[31mx{100,250}\.\.\.",
             last,
         ), last
+
+
+@pytest.mark.parametrize("status", ["", "0", "None", "3", '"no data"'])
+def test_who_leaves_a_block_by_exit_has_left_well_where_the_status_says_so(status: str) -> None:
+    """What it had sent comes. The others hear that it has left, or with what it has failed."""
+    program = EXITS_WELL.replace("STATUS", status).replace("SECONDS", str(SOON))
+    zero, one = ends(program, 2)
+    said = zero.stderr.rstrip().splitlines()[-1]
+    well = status in ("", "0", "None")
+    assert zero.returncode == 1 and one.returncode == {"3": 3, '"no data"': 1}.get(status, 0)
+    assert zero.stdout == "it came\n" or not well
+    assert ("has destroyed its side of the communicator" in said) == well, said
+    assert ("raised SystemExit" in said) != well, said
 
 
 @pytest.mark.parametrize("by_torch", [False, True], ids=["isthmus", "torch.distributed"])

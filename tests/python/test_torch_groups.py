@@ -551,6 +551,25 @@ def test_split_makes_a_child_of_the_named_ranks_only() -> None:
     torch_ranks.run(3, body)
 
 
+def test_a_split_makes_one_child_for_all_kinds_of_devices(tmp_path: Path) -> None:
+    """torch asks the backend for one child for each, and keeps the first."""
+
+    def body(log: Path) -> None:
+        group = dist.group.WORLD
+        for name in ("first", "second", "third"):
+            child = group.split_group([0, 1], group_name=name, timeout=timedelta(seconds=SOON))
+            x = torch.ones(1)
+            child.allreduce([x]).wait()
+            assert x.item() == 2
+        dist.barrier()
+        made = [line for line in log.read_text().splitlines() if f"rank {dist.get_rank()} of 2" in line]
+        for name in ("first", "second", "third"):
+            assert sum(f"communicator '{name}'" in line for line in made) == 1, made
+
+    log = tmp_path / "log"
+    torch_ranks.run(2, body, log, env={"ISTHMUS_LOG": "info", "ISTHMUS_LOG_FILE": str(log)})
+
+
 def test_what_device_bound_groups_ask_of_the_backend_is_there() -> None:
     def body() -> None:
         backend = torch_ranks.backend()
@@ -752,6 +771,30 @@ def test_shutdown_while_another_thread_is_inside_releases_it() -> None:
         thread.join(SOON)
         assert caught and not thread.is_alive()
         tell("released")
+
+    torch_ranks.run(2, body)
+
+
+def test_a_signals_handler_may_destroy_the_group_whose_call_it_has_interrupted() -> None:
+    """The call ends at once, and the group is gone when the call has ended."""
+
+    def body() -> None:
+        dist.barrier()
+        if dist.get_rank() == 1:
+            tell("out of the barrier")
+            hear("destroyed")
+            return
+        store = torch_ranks.store()
+        hear("out of the barrier")  # else the abort could end this one
+        signal.signal(signal.SIGUSR1, lambda *_: dist.destroy_process_group())
+        interrupts = threading.Thread(target=lambda: torch_ranks.once_inside(lambda: os.kill(os.getpid(), signal.SIGUSR1)))
+        interrupts.start()
+        begin = time.monotonic()
+        raises("aborted", lambda: dist.all_reduce(torch.ones(2)))
+        assert time.monotonic() - begin < SOON / 3
+        interrupts.join(SOON)
+        assert isthmus.context_stats().get("communicators", 0) == 0
+        store.set("word/destroyed", "said")
 
     torch_ranks.run(2, body)
 

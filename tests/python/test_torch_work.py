@@ -535,6 +535,48 @@ def test_an_async_barrier_does_not_block_and_a_barrier_does() -> None:
     torch_ranks.run(2, body)
 
 
+def test_a_future_that_was_taken_before_is_complete_after_wait_and_after_completion() -> None:
+    """Whoever has completed the operation: the thread that waits, or one of Isthmus' own."""
+
+    def body() -> None:
+        x = torch.ones(4, 4)
+        for turn in range(300):
+            if dist.get_rank() == 1 and turn % 3 == 0:
+                time.sleep(0.001)
+            work = dist.all_reduce(x[:, 1], async_op=True)
+            future = work.get_future()
+            if turn % 2 == 0:
+                end = time.monotonic() + SOON
+                while not work.is_completed():
+                    assert time.monotonic() < end
+            work.wait()
+            assert future.done() and len(future.value()) == 1, turn
+
+    torch_ranks.run(2, body)
+
+
+def test_a_completion_hook_runs_on_another_thread_than_the_call() -> None:
+    """The caller may hold a lock that the hook takes."""
+
+    def body() -> None:
+        lock = threading.Lock()
+        seen: list[int] = []
+
+        def hook(_info: object) -> None:
+            assert lock.acquire(timeout=SOON)
+            seen.append(threading.get_ident())
+            lock.release()
+
+        dist.group.WORLD._register_on_completion_hook(hook)
+        with lock:
+            dist.all_reduce(torch.ones(2))
+            dist.all_reduce(torch.ones(2), async_op=True).wait()
+        dist.group.WORLD._wait_for_pending_works()
+        assert len(seen) == 2 and threading.get_ident() not in seen
+
+    torch_ranks.run(2, body)
+
+
 def test_completion_hooks_see_every_operation() -> None:
     def body() -> None:
         seen: list[str] = []

@@ -52,7 +52,7 @@ class Backend:
             if name != "shutdown":
                 self.meanwhile()
                 if "shutdown" in self.calls:  # as isthmus.torch says it
-                    raise isthmus.ArgumentError("group torchft was shut down (destroy_process_group)")
+                    raise ValueError("group torchft was shut down (destroy_process_group)")
             self.calls.append(name)
             return "peer lost"
 

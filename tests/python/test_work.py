@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,29 @@ def test_wait_gives_what_the_blocking_call_would_have_returned(ranks: Run) -> No
         assert work.duration is not None and work.duration >= 0
         assert comm.barrier(async_op=True).wait() is None
         assert work.wait(timeout=1) is out  # once more
+
+    ranks(2, body)
+
+
+def test_an_operation_that_fails_as_a_wait_runs_out_says_why_it_failed(ranks: Run) -> None:
+    """And not that it still runs, as the wait would have said."""
+
+    def body(comm: isthmus.Comm) -> None:
+        for turn in range(200):
+            other = comm.split(0)
+            assert other is not None
+            if comm.rank == 0:
+                work = other.all_reduce(np.ones(4), async_op=True)
+                comm.barrier()
+                while not work.done:
+                    with suppress(isthmus.Error):
+                        work.wait(timeout=0.00002)
+                assert "still running" not in str(work.exception), turn
+                other.destroy()
+            else:
+                comm.barrier()
+                other.abort("the end")
+                other.destroy()
 
     ranks(2, body)
 
