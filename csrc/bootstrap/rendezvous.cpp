@@ -125,16 +125,18 @@ std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int
   std::vector<UniqueFd> listeners;
   const Deadline bind_until = Deadline::at_ns(std::min(deadline.ns(), Deadline(kBindSeconds).ns()));
   auto addresses = net::resolve(hp.host, hp.port);
+  std::string here = address;
   for (;;) {
-    const int error = listen_all(addresses, listeners);
-    if (error == 0) return root_exchange(std::move(listeners), address, world, key, job);
+    int error = listen_all(addresses, listeners);
     const std::string &interface = settings.text(Setting::Interface);
     // The name may lead here by a translation of addresses that this host does not see.
     if (error == EADDRNOTAVAIL && !interface.empty()) {
       addresses = net::local_addresses(interface, "");
       for (net::Address &a : addresses) a = a.with_port(hp.port);
-      if (listen_all(addresses, listeners) == 0) return root_exchange(std::move(listeners), address, world, key, job);
+      here = addresses.front().text();
+      error = listen_all(addresses, listeners);
     }
+    if (error == 0) return root_exchange(std::move(listeners), address, world, key, job);
     if (error == EADDRNOTAVAIL)
       fail(Code::Config,
            "rank 0: {} is not an address of this host; rank 0 must run where the address points, or set ISTHMUS_INTERFACE "
@@ -142,9 +144,9 @@ std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int
            address);
     if (error != EADDRINUSE)
       fail(Code::System, "rank 0: {}", system_text(formatted("listening at {}", address).c_str(), error));
-    meet_other_root(address, world, key, Deadline::at_ns(std::min(bind_until.ns(), Deadline(1.0).ns())));
+    meet_other_root(here, world, key, Deadline::at_ns(std::min(bind_until.ns(), Deadline(1.0).ns())));
     if (bind_until.passed())
-      fail(Code::System, "rank 0: the address {} is in use by another program or job; choose another port{}", address,
+      fail(Code::System, "rank 0: the address {} is in use by another program or job; choose another port{}", here,
            settings.ports(Setting::Ports).has(hp.port) ? ", or ISTHMUS_PORTS without it" : "");
     net::sleep_until(Deadline::at_ns(std::min(bind_until.ns(), Deadline(0.05).ns())));
   }

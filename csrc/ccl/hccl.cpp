@@ -190,14 +190,9 @@ class HcclCommunicator final : public IslandCommunicator {
   void submit(const Task &t) {
     check(t.name, t.peer);
     if (t.count == 0 || rank_->aborted.load(std::memory_order_acquire) || rank_->failure.happened()) return;
-    const int64_t until = now_ns() + kFollow;
-    if (device::called("hccl", t.name, [&] { return thread_.ask(t, until); })) return;
-    if (now_ns() < until) rank_->failure.keep({Code::Aborted, formatted("hccl {}: aborted", t.name)});
-    else
-      rank_->failure.keep(
-          {Code::Timeout, formatted("hccl {}: not on its stream in time; the other ranks of the island have not "
-                                    "come to it",
-                                    t.name)});
+    // A call of an operation is aborted at the operation's deadline.
+    if (device::called("hccl", t.name, [&] { return thread_.ask(t, kNever); })) return;
+    rank_->failure.keep({Code::Aborted, formatted("hccl {}: aborted", t.name)});
   }
   // Of the thread that calls: it is in together(), with so many messages.
   struct Batch {

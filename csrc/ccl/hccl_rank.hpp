@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -26,7 +27,7 @@ using namespace hccl_abi;
 
 inline constexpr int64_t kSpin = 20'000;
 inline constexpr int64_t kNap = 100'000'000;
-inline constexpr int64_t kFollow = 600'000'000'000;  // an operation's own deadline aborts long before
+inline constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 struct HcclLibrary {
   Functions f;
@@ -123,12 +124,8 @@ struct HcclRank {
       if (library->last_words) (void)library->last_words();  // takes away the words about the thread's time without a device
       for (uint64_t next = 1;; ++next) {
         wait(
-            work, [&] { return asked.load(std::memory_order_acquire) >= next || stop.load(); }, now_ns() + kFollow);
+            work, [&] { return asked.load(std::memory_order_acquire) >= next || stop.load(); }, kNever);
         if (stop.load()) break;
-        if (asked.load(std::memory_order_acquire) < next) {  // nothing was asked for long
-          --next;
-          continue;
-        }
         run();
         done.store(next, std::memory_order_release);
         back.ring();

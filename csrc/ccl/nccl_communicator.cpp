@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <utility>
 
 #include "base/clock.hpp"
@@ -75,10 +76,6 @@ class NcclCommunicator final : public IslandCommunicator {
     const Result r = f().CommInitRankConfig(&held_->handle, size_, id, rank_, &config);
     failure_.keep(outcome(library_, "init", r));
     if (!failed()) follow("init", join.deadline.ns(), &join);
-    // Up to NCCL 2.26 the job of the init stays in the thread-local memory of this thread, and the next call that needs the communicator
-    // completes the job. That call may come from another thread, when this one has ended. So this thread makes one that does nothing else.
-    int count = 0;
-    if (!failed()) failure_.keep(outcome(library_, "init", f().CommCount(held_->handle, &count), held_->handle));
     if (!failed()) return;
     const Status s = status().code == Code::Timeout ? join.waited(library_.row->family) : status();
     held_->end(true, rank_);
@@ -145,7 +142,7 @@ class NcclCommunicator final : public IslandCommunicator {
     // A group is never left open. Where its end came back too late, that Error goes on in place of what `calls` has thrown.
     if (const char *first = group_.end(library_, &r)) {
       failure_.keep(outcome(library_, first, r, held_->handle));
-      if (r == kInProgress) follow(first, now_ns() + kFollow);
+      if (r == kInProgress) follow(first);
     }
     if (thrown) std::rethrow_exception(thrown);
   }
@@ -227,14 +224,23 @@ class NcclCommunicator final : public IslandCommunicator {
     const device::Entered device(*stream_);
     const Result r = device::called(library_.row->family, name, [&] { return made(h); });
     failure_.keep(outcome(library_, name, r, h));
-    if (r == kInProgress) follow(name, now_ns() + kFollow);
+    if (r == kInProgress) follow(name);
   }
-  // Waits until the work of the call is on the stream.
-  void follow(const char *call, int64_t until_ns, const IslandJoin *join = nullptr) const ISTHMUS_REQUIRES(held_->calls) {
+  // Waits until the work of the call is on the stream. A call of an operation is aborted at the operation's deadline.
+  //
+  // Up to NCCL 2.25 the job of such a call stays in the thread-local memory of this thread, where the next group of any communicator would find
+  // it. The next call that needs this communicator completes the job; it may come from another thread, when this one has ended. So where the call
+  // ends well, this thread makes one that does nothing else.
+  void follow(const char *call, int64_t until_ns = std::numeric_limits<int64_t>::max(),
+              const IslandJoin *join = nullptr) const ISTHMUS_REQUIRES(held_->calls) {
     const Handle h = held_->handle;
     for (int i = 0;; ++i) {
       Result state = kSuccess;
-      const Result r = device::called(library_.row->family, call, [&] { return f().CommGetAsyncError(h, &state); });
+      Result r = device::called(library_.row->family, call, [&] { return f().CommGetAsyncError(h, &state); });
+      if (r == kSuccess && state == kSuccess) {
+        int count = 0;
+        r = device::called(library_.row->family, call, [&] { return f().CommCount(h, &count); });
+      }
       if (r != kSuccess || state != kInProgress) return failure_.keep(outcome(library_, call, r != kSuccess ? r : state, h));
       if (aborted_.load(std::memory_order_acquire))
         return failure_.keep({Code::Aborted, formatted("{} {}: aborted", library_.row->family, call)});
@@ -247,7 +253,6 @@ class NcclCommunicator final : public IslandCommunicator {
       else nap();
     }
   }
-  static constexpr int64_t kFollow = 600'000'000'000;  // an operation's own deadline aborts long before
   const NcclLibrary &library_;
   const std::shared_ptr<NcclHandle> held_;
   const std::shared_ptr<device::Stream> stream_;

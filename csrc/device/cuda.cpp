@@ -46,8 +46,8 @@ Status status_of(const char *call, Result r) {
 Pointer number(const void *p) { return static_cast<Pointer>(reinterpret_cast<uintptr_t>(p)); }
 void *address(Pointer p) { return reinterpret_cast<void *>(static_cast<uintptr_t>(p)); }
 
-// While a program records a graph in the mode for all threads, a question to the driver would end the recording. The asking thread says while
-// this object lives that it has nothing to do with the recording.
+// While a program records a graph in the mode for all threads, a question to the driver would end the recording, and no memory is allocated, pinned
+// or released. The calling thread says while this object lives that it has nothing to do with the recording.
 class CudaAside {
  public:
   CudaAside() noexcept { the_functions.cuThreadExchangeStreamCaptureMode(&mode_); }
@@ -186,12 +186,17 @@ class CudaCalls {
     ISTHMUS_CUDA(cuMemcpyAsync, number(to), number(from), bytes, stream);
   }
   void *allocate(size_t bytes) const {
+    const CudaAside aside;
     Pointer memory = 0;
     ISTHMUS_CUDA(cuMemAlloc_v2, &memory, bytes);
     return address(memory);
   }
-  Status try_release(void *memory) const { return status_of("cuMemFree", the_functions.cuMemFree_v2(number(memory))); }
+  Status try_release(void *memory) const {
+    const CudaAside aside;
+    return status_of("cuMemFree", the_functions.cuMemFree_v2(number(memory)));
+  }
   void pin(void *memory, size_t bytes) const {
+    const CudaAside aside;
     const Result r = called(kName, "cuMemHostRegister", [&] {
       return the_functions.cuMemHostRegister_v2(memory, bytes, kRegisterPortable | kRegisterMapped);
     });
@@ -201,6 +206,7 @@ class CudaCalls {
     if (r != kSuccess) fail_call("cuMemHostRegister", r);
   }
   Status try_unpin(void *memory) const {
+    const CudaAside aside;
     return status_of("cuMemHostUnregister", the_functions.cuMemHostUnregister(memory));
   }
   void *device_pointer(void *memory) const {

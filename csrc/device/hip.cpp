@@ -29,14 +29,14 @@ std::string code_text(Result r) {
   return formatted("{} ({}{}{})", name ? name : "an unknown error", r, text ? ": " : "", text ? text : "");
 }
 
-// Takes an expected error out of the runtime. Newer runtimes keep an error until somebody asks, and the program would take it for its own.
+// Takes an error out of the runtime. Newer runtimes keep an error until somebody asks, and the program would take it for its own.
 Result absorbed(Result r) {
   if (r != kSuccess) the_functions.hipGetLastError();
   return r;
 }
 
 Status status_of(const char *call, Result r) {
-  if (r == kSuccess) return {};
+  if (absorbed(r) == kSuccess) return {};
   return {Code::Device, formatted("AMD runtime: {} failed with {}", call, code_text(r))};
 }
 
@@ -51,8 +51,8 @@ Status status_of(const char *call, Result r) {
     if (isthmus_result != kSuccess) fail_call(#name, isthmus_result);                                            \
   } while (false)
 
-// While a program records a graph in the mode for all threads, a question to the driver would end the recording. The asking thread says while
-// this object lives that it has nothing to do with the recording.
+// While a program records a graph in the mode for all threads, a question to the driver would end the recording, and no memory is allocated, pinned
+// or released. The calling thread says while this object lives that it has nothing to do with the recording.
 class HipAside {
  public:
   HipAside() noexcept { the_functions.hipThreadExchangeStreamCaptureMode(&mode_); }
@@ -177,6 +177,7 @@ class HipCalls {
   }
   // Streams that wait in hardware wait for such words only. Where there are no such words, streams wait for any registered memory.
   void *make_gate_word() const {
+    const HipAside aside;
     void *word = nullptr;
     const Result r = absorbed(called(kName, "hipExtMallocWithFlags", [&] {
       return the_functions.hipExtMallocWithFlags(&word, sizeof(uint64_t), kMallocSignalMemory);
@@ -190,12 +191,17 @@ class HipCalls {
     ISTHMUS_HIP(hipMemcpyAsync, to, from, bytes, kCopyDefault, stream);
   }
   void *allocate(size_t bytes) const {
+    const HipAside aside;
     void *memory = nullptr;
     ISTHMUS_HIP(hipMalloc, &memory, bytes);
     return memory;
   }
-  Status try_release(void *memory) const { return status_of("hipFree", the_functions.hipFree(memory)); }
+  Status try_release(void *memory) const {
+    const HipAside aside;
+    return status_of("hipFree", the_functions.hipFree(memory));
+  }
   void pin(void *memory, size_t bytes) const {
+    const HipAside aside;
     const Result r = called(kName, "hipHostRegister", [&] {
       return the_functions.hipHostRegister(memory, bytes, kRegisterPortable | kRegisterMapped);
     });
@@ -206,7 +212,10 @@ class HipCalls {
     if (r == kAlreadyRegistered) fail(Code::Argument, "AMD runtime: the range is registered already: {}", code_text(r));
     if (r != kSuccess) fail_call("hipHostRegister", r);
   }
-  Status try_unpin(void *memory) const { return status_of("hipHostUnregister", the_functions.hipHostUnregister(memory)); }
+  Status try_unpin(void *memory) const {
+    const HipAside aside;
+    return status_of("hipHostUnregister", the_functions.hipHostUnregister(memory));
+  }
   void *device_pointer(void *memory) const {
     void *there = nullptr;
     ISTHMUS_HIP(hipHostGetDevicePointer, &there, memory, 0);
@@ -284,12 +293,12 @@ void load() {
 
 HipCalls open() {
   load();
-  const Result r = the_functions.hipInit(0);
+  const Result r = absorbed(the_functions.hipInit(0));
   int version = 0, count = 0;
   Result counted = kSuccess;
   if (r == kSuccess) {
     ISTHMUS_HIP(hipRuntimeGetVersion, &version);
-    counted = the_functions.hipGetDeviceCount(&count);
+    counted = absorbed(the_functions.hipGetDeviceCount(&count));
   }
   if (r == kNoDevice || r == kInvalidDevice || counted == kNoDevice || (r == kSuccess && counted == kSuccess && count == 0))
     fail(Code::Unsupported,

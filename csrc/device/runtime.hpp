@@ -151,11 +151,15 @@ class Runtime {
   virtual std::unique_ptr<StreamGate> make_gate(int device) = 0;
   virtual std::unique_ptr<Signal> make_signal(int device, Wake wake = nullptr, void *context = nullptr) = 0;
 
-  // The stream goes on behind what the vendor's calls have left on the device's default stream. Some calls return before
-  // their work is done (a copy from pageable memory, a fill), and their caller takes the memory for ready. `event` is one of
-  // that device, free for this use. Does nothing where all such calls end with their work, or while a graph is recorded of
-  // which the default stream would become a part.
-  virtual void behind_default(Stream &, Event &) {}
+  // Marks what the vendor's calls have left on the device's default stream. Some calls return before their work is done (a
+  // copy from pageable memory, a fill), and their caller takes the memory for ready. `event` is one of that device, free for
+  // this use. False: nothing is marked, as all such calls end with their work, or as a graph is recorded of which the default
+  // stream would become a part.
+  virtual bool mark_default(int, Event &) { return false; }
+  // The stream goes on behind that mark.
+  void behind_default(Stream &stream, Event &event) {
+    if (mark_default(stream.device(), event)) event.hold(stream);
+  }
 
   // Submits a copy. Each side is device memory, or what device_address() gives of registered memory. At least one side is
   // device memory: between two places of the host some vendors' calls return only when the stream has made the copy. Where

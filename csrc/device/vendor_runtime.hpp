@@ -96,14 +96,15 @@ class VendorRuntime final : public Runtime {
     return std::make_unique<CalledSignal<Calls>>(devices_, device, wake, context);
   }
 
-  void behind_default(Stream &stream, Event &event) override {
+  bool mark_default(int device, Event &event) override {
     if constexpr (Calls::kTrailing) {
-      const CurrentDevice<Calls> current(devices_, stream.device());
-      if (!devices_.calls.default_free()) return;
-      VendorStream<Calls> theirs(devices_, stream.device(), nullptr, false);
+      const CurrentDevice<Calls> current(devices_, device);
+      if (!devices_.calls.default_free()) return false;
+      VendorStream<Calls> theirs(devices_, device, nullptr, false);
       event.record(theirs);
-      event.hold(stream);
+      return true;
     }
+    return false;
   }
 
   void copy(Stream &stream, void *to, const void *from, size_t bytes, const std::atomic<bool> *) override {

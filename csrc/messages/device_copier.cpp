@@ -43,23 +43,30 @@ device::Stream &DeviceCopier::user(Lane &lane, void *handle) {
 }
 
 void DeviceCopier::mark(Operation &op) {
+  const bool streamed = op.call.on_stream || op.call.order_later;
   make(late_);
   std::unique_ptr<device::Event> mark;
   {
     const Lock lock(marks_lock_);
+    if (!streamed && marked_ >= kMostMarked) return;
     if (!marks_.empty()) {
       mark = std::move(marks_.back());
       marks_.pop_back();
     }
   }
   if (!mark) mark = runtime_.make_event(device_);
-  mark->record(user(late_, op.call.stream));
+  if (streamed) mark->record(user(late_, op.call.stream));
+  const bool marked = streamed || runtime_.mark_default(device_, *mark);
+  const Lock lock(marks_lock_);
+  if (!marked) return marks_.push_back(std::move(mark));
   op.carry.begun = mark.release();
+  ++marked_;
 }
 
 void DeviceCopier::forget(Operation &op) noexcept {
   const Lock lock(marks_lock_);
   marks_.emplace_back(std::exchange(op.carry.begun, nullptr));
+  --marked_;
 }
 
 void DeviceCopier::order(const Operation &op, void *stream) {

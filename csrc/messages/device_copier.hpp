@@ -57,7 +57,10 @@ class DeviceCopier {
   void make_gate() { make(in_); }
   void reserve(Operation &op) noexcept;
 
-  // mark() notes what the user's stream holds now, for a copy that is submitted later. Any thread may call forget().
+  // mark() notes what the user's stream holds now, or the device's default stream where the call names none, for a copy that is submitted later.
+  // Each mark takes a place in the stream's queue, and a full queue may wait for what needs a receive that comes later. So of the default stream,
+  // where nobody asked for the order of a stream, kMostMarked are noted at one time; the copies of others come behind what it holds when they are
+  // submitted. Any thread may call forget().
   void mark(Operation &op);
   void forget(Operation &op) noexcept;
   // What `stream` gets later comes behind the copy of `op`. The copy has been submitted, or was reserved and submitted in one go.
@@ -99,7 +102,9 @@ class DeviceCopier {
   void *const context_;
   const bool gates_, wakes_;
   Lane out_, in_, late_;  // to the stage; from the stage, behind gates; from the stage
+  static constexpr size_t kMostMarked = 64;
   SpinLock marks_lock_;
+  size_t marked_ ISTHMUS_GUARDED_BY(marks_lock_) = 0;
   std::vector<std::unique_ptr<device::Event>> marks_ ISTHMUS_GUARDED_BY(marks_lock_);  // spare
   SeenTime waited_;                                                                    // since the abort, by settled()
   std::atomic<bool> cancelled_{false};

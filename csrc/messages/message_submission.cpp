@@ -155,7 +155,17 @@ void MessageSubmission::recv_to_device(Operation *op) noexcept {
     if (begun) return;
   }
   if (op->carry.port == Port::Caller) streams_.hold(op, op->call.stream);
+  const bool by_default = op->carry.port == Port::Worker && !op->carry.begun;
+  if (by_default && !op->life.inline_op) {
+    OperationPool::retain(op);
+    keep.op = op;
+  }
   matcher_.start_recv(op);
+  // Not before: the mark may wait for what the default stream holds, and that may need the receive. With message_lock no copy is submitted meanwhile.
+  if (!by_default) return;
+  try {
+    device_.copier->mark(*op);
+  } catch (const Error &e) { core_.not_submitted(*op, e); }
 }
 
 }  // namespace isthmus::messages

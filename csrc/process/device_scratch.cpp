@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/error.hpp"
+
 namespace isthmus::process {
 
 DeviceScratch::~DeviceScratch() {
@@ -38,8 +40,14 @@ DeviceScratch::Block DeviceScratch::take(size_t bytes) {
       return found;
     }
   }
-  const size_t whole = std::bit_ceil(bytes);
-  return {runtime_.allocate(device_, whole), whole};
+  constexpr size_t kAligned = 256;
+  const size_t whole = std::bit_ceil(bytes), least = (bytes + kAligned - 1) & ~(kAligned - 1);
+  try {
+    return {runtime_.allocate(device_, whole), whole};
+  } catch (const Error &) {
+    if (least == whole) throw;
+  }
+  return {runtime_.allocate(device_, least), least};
 }
 
 void DeviceScratch::give(Block block) noexcept {

@@ -29,7 +29,7 @@ class DeviceScratch {
   void reserve(size_t bytes);
   static constexpr size_t kReserved = 8;
   // The smallest free block that is large enough, or a new one. A new block is of the next power of two, so all outgrown blocks together
-  // are smaller than the last one. Throws what the runtime throws.
+  // are smaller than the last one. Where the device has not so much, it is as large as is asked for. Throws what the runtime throws.
   Block take(size_t bytes);
   void give(Block block) noexcept;  // no call of the runtime
 

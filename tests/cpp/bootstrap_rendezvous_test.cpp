@@ -324,6 +324,17 @@ TEST(TcpExchange, BadArgumentsAreNamed) {
   EXPECT_EQ(error_of([&] { e->all_gather(Blob(kMaxBlob + 1), Deadline(1)); }).code, Code::Argument);
 }
 
+TEST(TcpExchange, APortInUseIsSaidToBeInUseAlsoWhereTheAddressLeadsHereByATranslation) {
+  Settings settings;
+  settings.set("ISTHMUS_INTERFACE", "127.0.0.1");
+  UniqueFd others;
+  ASSERT_EQ(net::try_listen_tcp(net::numeric_address(free_address()), others), 0);
+  const std::string translated = formatted("203.0.113.7:{}", net::local_address(others.get()).port());
+  const Status s = error_of([&] { tcp_exchange(translated, 0, 2, kKey, settings, Deadline(0.2)); });
+  EXPECT_EQ(s.code, Code::System) << s.text;
+  EXPECT_TRUE(contains(s.text, net::local_address(others.get()).text() + " is in use by another program")) << s.text;
+}
+
 TEST(UniqueIdExchange, BringsTogetherWhoHoldsTheId) {
   Settings settings;
   settings.apply("ISTHMUS_INTERFACE=lo");
@@ -512,7 +523,7 @@ TEST(JobKey, ThatDiffersWithinOneJobIsSaidAtOnceAndHarmsNobodyElse) {
         << other.text;
   }
   EXPECT_TRUE(at_once);
-  const Status foreign = rank(1, Bytes16{5}, Bytes16{8}, 0.3);
+  const Status foreign = rank(1, Bytes16{5}, Bytes16{8}, soon());
   EXPECT_EQ(foreign.code, Code::Auth);
   EXPECT_EQ(foreign.text.find("rank 1: rank 0 at " + address + " does not know our job key;"), 0u) << foreign.text;
   EXPECT_TRUE(rank(1, kKey, job, soon()).ok());
@@ -697,8 +708,8 @@ struct Waiting {
 
   std::future<std::array<Outcome, 2>> another_key = begun([] {
     const std::string address = free_address();
-    auto zero = begun([&] { return run_rank(address, 0, 2, patient(kLate)); });
-    auto one = run_rank(address, 1, 2, patient(kLate - 0.5), Bytes16{5});
+    auto zero = begun([&] { return run_rank(address, 0, 2, patient(3 * kLate)); });
+    auto one = run_rank(address, 1, 2, soon(), Bytes16{5});  // it ends by itself
     return std::array{zero.get(), std::move(one)};
   });
 

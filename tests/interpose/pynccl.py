@@ -221,6 +221,20 @@ def many_ids() -> Any:
     return [cost, results]
 
 
+def root_of_the_id() -> Any:
+    """Whether the library's listener for the id ends, where Isthmus carries what is made with the id."""
+    ids = unique_ids(1)
+    comm = ctypes.c_void_p()
+    sound(library.ncclCommInitRank(ctypes.byref(comm), RANKS, ids[0], RANK), "ncclCommInitRank")
+    result = all_reduce(comm)
+    until = time.monotonic() + SOON
+    while tcp_listeners([]) != tcp_listeners(ids) and time.monotonic() < until:
+        time.sleep(0.01)
+    listens = tcp_listeners([]) != tcp_listeners(ids)
+    sound(library.ncclCommDestroy(comm), "ncclCommDestroy")
+    return [result, listens]
+
+
 def with_config() -> Any:
     """The calls of NCCL 2.31 that take a configuration."""
     comm, data, told = init(), on_device(np.full(3, RANK + 1, np.float32)), []
@@ -434,6 +448,7 @@ cases: dict[str, Callable[[], Any]] = {
         scalable,
         several_ids,
         many_ids,
+        root_of_the_id,
         with_config,
         too_long,
         every_config,

@@ -273,9 +273,7 @@ def test_a_communicator_gets_ranks_of_any_vendor(
     check_grown(ranks, len(ranks))
 
 
-def test_the_old_communicator_goes_on_beside_the_new_one_and_grows_again(
-    scripted: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_old_communicator_goes_on_beside_the_new_one_and_grows_again(scripted: dict[str, Path], tmp_path: Path) -> None:
     ranks = fleet("naan")
     ranks[0].say("id")
     for number, rank in enumerate(ranks[:2]):
@@ -358,6 +356,24 @@ def test_a_rank_of_hccls_comes_by_its_init_and_then_calls_that_it_lacks_are_refu
         assert codes(rank, "grow") == codes(rank, "split") == [5] and codes(rank, "shrink") == [4 if number == 0 else 5]
         refused = rank.printed.count("rank 2 is of a vendor whose interface has no such call")
         assert refused == 3 - (number == 0), rank.printed
+
+
+def test_also_behind_an_init_that_does_not_block_calls_that_hccl_lacks_are_refused(
+    scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    ranks = fleet("nh")
+    ranks[0].say("id", "init 0", "poll 7", "split 0 0", "comm 0", "grow 3 0", "comm 0", *SUM, "destroy")
+    ranks[1].say("init", *SUM, "destroy")
+    for number, rank in enumerate(ranks):
+        rank.inputs.append(given(number))
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    for rank in ranks:
+        assert rank.output == summed(2)
+    assert (
+        codes(ranks[0], "split") == codes(ranks[0], "grow") == [5]
+        and "rank 1 is of a vendor whose interface has no such call" in ranks[0].printed
+    )
 
 
 def test_who_does_not_come_is_named_and_the_members_go_on(scripted: dict[str, Path], tmp_path: Path) -> None:
@@ -455,9 +471,7 @@ def test_wrong_arguments_of_a_grow_are_refused_on_every_rank_alike(scripted: dic
 # ---- communicators of one vendor -----------------------------------------------------------------------------------------
 
 
-def test_a_communicator_of_one_vendor_is_revoked_and_grows_by_its_library(
-    scripted: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_communicator_of_one_vendor_is_revoked_and_grows_by_its_library(scripted: dict[str, Path], tmp_path: Path) -> None:
     ranks = fleet("nnn")
     growing(ranks[:2], ranks[2:])
     for rank in ranks[:2]:

@@ -125,6 +125,11 @@ def test_a_program_may_make_two_thousand_ids_and_use_any_of_them(tmp_path: Path)
     assert found[1][0] == [[], 0]
 
 
+def test_the_librarys_listener_for_an_id_ends_where_isthmus_carries_what_is_made_with_it(tmp_path: Path) -> None:
+    """No rank comes to it, and it would stay for good, with the thread that waits for them."""
+    assert job("na", "root_of_the_id", tmp_path) == [[[3.0] * 3, False]] * 2
+
+
 def test_a_configuration_of_a_call_is_a_hint_unless_it_cannot_be_ignored(tmp_path: Path) -> None:
     for told, result in job("na", "with_config", tmp_path):
         assert [code for code, _ in told] == [0, 0, 0, 5, 5] and result == [24.0] * 3

@@ -322,6 +322,33 @@ def test_an_operation_without_a_stream_comes_behind_what_the_vendors_calls_have_
     assert results == [[[total], [(rank - 1) % len(results) + 1]] for rank in range(len(results))]
 
 
+@pytest.mark.parametrize("fleet", ["nvidia:1,cpu:1", "amd:1,cpu:1", "nvidia:2"])
+def test_a_receive_without_a_stream_does_not_wait_for_what_the_default_stream_is_given_later(
+    fleet: str, tmp_path: Path
+) -> None:
+    def body(comm: isthmus.Comm, held: Path) -> list[float]:
+        last = []
+        for count in (300, 300_000):
+            turn = held / str(count)
+            x = np.full(count, 7.0, np.float32)
+            if comm.rank == 0:
+                got = DeviceArray.of(np.zeros(count, np.float32))
+                work = comm.recv(got, 1, async_op=True)
+                go_on = vendor().hold(0)
+                turn.touch()
+                try:
+                    work.wait(timeout=SOON)
+                finally:
+                    go_on()
+                last.append(float(got.get()[-1]))
+            else:
+                until(turn.exists, "the receive")
+                comm.send(x if on_host() else DeviceArray.of(x), 0)
+        return last
+
+    assert run_fleet(fleet, body, tmp_path, switches={"QUEUES": "8"})[0] == [7.0, 7.0]
+
+
 @pytest.mark.parametrize(
     ("fleet", "bridge"),
     [
@@ -1008,6 +1035,68 @@ def test_waiting_long_does_not_disturb_what_the_program_captures(tmp_path: Path)
         return float(x.get()[-1])
 
     assert run_fleet("nvidia:1,amd:1,cpu:1", body, tmp_path) == [3.0] * 3
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:2", "amd:2"])
+def test_a_call_may_need_more_memory_while_the_program_captures(fleet: str) -> None:
+    """A capture for all threads forbids to allocate and to pin; Isthmus' own work is no part of it."""
+
+    def body(comm: isthmus.Comm) -> tuple[float, float]:
+        x, stream = np.ones(20 << 20, np.float32), vendor().stream()
+        vendor().begin_capture(stream, for_all=True)
+        y = comm.all_reduce(x)
+        other = comm.split(0)
+        assert other is not None
+        z = other.all_reduce(x[:70_000])
+        other.destroy()
+        vendor().end_capture(stream)
+        return float(y[-1]), float(z[-1])
+
+    assert run_fleet(fleet, body, switches={"MEMORY": str(2 << 30)}) == [(2.0, 4.0)] * 2
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:2", "amd:2", "ascend:2"])
+def test_what_an_operation_keeps_on_the_device_fits_where_little_is_left(fleet: str) -> None:
+    """No power of two has to be free."""
+
+    def body(comm: isthmus.Comm) -> float:
+        return float(comm.all_reduce(np.ones(13 << 20, np.float32))[-1])  # 104 MiB on the device, and 56 are there
+
+    assert run_fleet(fleet, body, switches={"MEMORY": str(175 << 20)}) == [2.0] * 2
+
+
+def test_where_a_call_of_ours_fails_the_program_finds_no_error_of_amds_runtime() -> None:
+    """It would take it for its own."""
+
+    def body(comm: isthmus.Comm) -> tuple[str, int]:
+        with pytest.raises(isthmus.DeviceError) as failed:
+            comm.all_reduce(np.ones(64 << 20, np.float32))
+        return str(failed.value), vendor().library.hipGetLastError()
+
+    for text, left in run_fleet("amd:2", body, switches={"MEMORY": str(150 << 20)}, env={"TEST_HIP": "7"}):
+        assert "hipMalloc failed with hipErrorOutOfMemory" in text, text
+        assert left == 0
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:2", "amd:2"])
+def test_of_a_group_that_ends_later_no_job_is_left_to_its_thread(fleet: str) -> None:
+    """Up to NCCL 2.25: the next group of the thread, or a call behind the thread's end, would run into it."""
+
+    def body(comm: isthmus.Comm) -> list[float]:
+        part = comm.split(0)
+        assert part is not None
+        x, total = DeviceArray.of(np.full(4, comm.rank + 1.0, np.float32)), DeviceArray.of(np.ones(4, np.float32))
+        for _ in range(2):
+            comm.all_to_all(x, x)
+            part.all_reduce(total, "sum", total)
+        other = threading.Thread(target=lambda: comm.all_to_all(x, x))
+        other.start()
+        other.join()
+        part.destroy()
+        return [*x.get().tolist(), float(total.get()[-1])]
+
+    switches = {"NCCL_VERSION": "22105", "NCCL_GROUP_MS": "20"}
+    assert run_fleet(fleet, body, switches=switches) == [[1.0, 1.0, 2.0, 2.0, 4.0]] * 2
 
 
 @pytest.mark.parametrize("version", ["5", "6", "7"])

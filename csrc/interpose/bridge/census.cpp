@@ -71,6 +71,12 @@ std::string describe(const std::vector<RankRecord> &ranks) {
   return text;
 }
 
+std::string vendors_of(const std::vector<RankRecord> &ranks) {
+  std::string letters;
+  for (const RankRecord &one : ranks) letters += one.family[0];
+  return letters;
+}
+
 bool one_island(const std::vector<RankRecord> &ranks) {
   return std::all_of(ranks.begin(), ranks.end(), [&](const RankRecord &r) { return r.together(ranks.front()); });
 }

@@ -34,6 +34,8 @@ RankRecord record_of(const char *family, int version);
 
 // "ranks 0 and 2: nccl 2.29.3; rank 1: rccl 2.22.3, island b"
 std::string describe(const std::vector<RankRecord> &ranks);
+// The first letter of each rank's family.
+std::string vendors_of(const std::vector<RankRecord> &ranks);
 // Whether one vendor's library serves all these ranks.
 bool one_island(const std::vector<RankRecord> &ranks);
 

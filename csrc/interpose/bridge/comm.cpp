@@ -198,7 +198,8 @@ void Comm::settle(isthmus_comm_t comm, Outcome outcome) {
   isthmus_comm_destroy(comm);
 }
 
-Outcome Comm::init(isthmus_meeting_t meeting, const std::string &settings) {
+Outcome Comm::init(isthmus_meeting_t meeting, const std::string &settings, std::string of_vendors) {
+  *vendors.lock() = std::move(of_vendors);
   MeetingExchange over{meeting, {}};
   isthmus_options options{};
   options.size = sizeof options;

@@ -120,7 +120,6 @@ struct Traits {
   std::shared_ptr<void> config;
   bool promised = false;   // stands for a communicator that a group makes when the group ends (Target); never made itself
   bool deadlines = false;  // Isthmus' deadlines of operations hold: the vendor's calls have deadlines, or no abort
-  std::string vendors{};   // the first letter of the vendor's family, of each rank; empty: not known
 };
 
 // The settings for isthmus_options: the device that the thread works on, and the library that the front door found.
@@ -132,9 +131,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
   explicit Comm(Traits traits) : traits_(std::move(traits)) { traits_.local_ranks->joined(); }
   ~Comm();
   const Traits &traits() const noexcept { return traits_; }
+  Guarded<std::string> vendors;  // the first letter of the vendor's family, of each rank; empty before init(), and of a part
 
   // Exactly one of these is called, once.
-  Outcome init(isthmus_meeting_t meeting, const std::string &settings);
+  Outcome init(isthmus_meeting_t meeting, const std::string &settings, std::string of_vendors);
   void adopt(isthmus_comm_t comm);
   void fail(Outcome why);  // the communicator cannot be made
   void pass_on();          // the vendor's library has made the communicator, and no call comes here any more

@@ -100,7 +100,7 @@ class HcclCheck : public CallCheck<HcclCheck> {
     if (good() && lacks_memory(o, rank())) fail(kPointer, "a buffer is NULL");
   }
   // Ranks of NCCL and RCCL exchange blocks as messages.
-  bool blocks_as_messages() const noexcept { return comm_->traits().vendors.find_first_of("nr") != std::string::npos; }
+  bool blocks_as_messages() const noexcept { return comm_->vendors.lock()->find_first_of("nr") != std::string::npos; }
 
   bool adds_ = false;  // Isthmus adds numbers of the type
 };

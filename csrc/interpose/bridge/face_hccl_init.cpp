@@ -87,10 +87,9 @@ Result HcclInit::arrive() {
 Result HcclInit::start() {
   Traits traits{arrival.rank, arrival.world, place, true, full_name(), LocalRanks::of(name_of(arrival.tail.ticket)), {}};
   traits.deadlines = true;  // HCCL's operations have one, too, and HCCL has no abort
-  for (const RankRecord &one : arrival.ranks) traits.vendors += one.family[0];
   const auto comm = std::make_shared<Comm>(std::move(traits));
   try {
-    if (const Outcome o = comm->init(arrival.meeting, settings_of(door(), place)); !o.ok()) {
+    if (const Outcome o = comm->init(arrival.meeting, settings_of(door(), place), vendors_of(arrival.ranks)); !o.ok()) {
       comm->abort();
       return failed(call, o);
     }
@@ -210,14 +209,16 @@ int tag_of(uint64_t number, const uint32_t *ranks, uint32_t count) {
 }
 
 // The fault of the list of members. Success: there is no fault.
-Result check_members(const Traits &traits, uint32_t count, const uint32_t *ranks, uint32_t mine) {
+Result check_members(Comm &parent, uint32_t count, const uint32_t *ranks, uint32_t mine) {
+  const Traits &traits = parent.traits();
+  const std::string vendors = *parent.vendors.lock();
   const auto size = static_cast<uint32_t>(traits.size);
   const std::set<uint32_t> members(ranks, ranks + std::min(count, size));
   if (count < 1 || count > size || members.size() != count || *members.rbegin() >= size || mine >= count ||
       ranks[mine] != static_cast<uint32_t>(traits.rank))
     return refused(kParameter, kPart,
                    "the ranks are not some of the communicator's, each once, with this rank in its place");
-  const auto is_alien = [&](uint32_t r) { return traits.vendors[r] != door().family[0]; };
+  const auto is_alien = [&](uint32_t r) { return vendors[r] != door().family[0]; };
   const auto alien = std::find_if(members.begin(), members.end(), is_alien);
   if (alien == members.end()) return kSuccess;
   return refused(
@@ -264,7 +265,7 @@ Result create_part(Handle *whole, uint32_t count, uint32_t *ranks, uint64_t numb
   if (!read(config, name)) return refused(kParameter, kPart, "the configuration was not initialised");
   ConfigCopy named(config);
   if (name.empty()) set_name(named, name = parent->traits().name + "_sub_" + std::to_string(number));  // HCCL's rule
-  if (const Result r = check_members(parent->traits(), count, ranks, mine)) return r;
+  if (const Result r = check_members(*parent, count, ranks, mine)) return r;
   if (const Outcome o = parent->status(); !o.ok()) return failed(kPart, o);
   *out = nullptr;
   const DeviceGuard guard(devices());

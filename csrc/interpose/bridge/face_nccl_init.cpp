@@ -53,6 +53,7 @@ class NcclInit final : public Init {
   std::shared_ptr<KeptConfig> config;
   std::function<Result(Handle *)> real_init;  // makes the call of the real library as the program made it
   std::vector<isthmus_ticket> others;         // of the meetings of further ids that this rank ends
+  std::vector<UniqueId> ids;
 
  private:
   Result build();
@@ -92,7 +93,6 @@ Result NcclInit::make_real() {
 Result NcclInit::open() {
   Traits traits{arrival.rank, arrival.world, place, blocking, full_name(), LocalRanks::of(name_of(arrival.tail.ticket)),
                 config};
-  for (const RankRecord &one : arrival.ranks) traits.vendors += one.family[0];
   comm_ = std::make_shared<Comm>(std::move(traits));
   const bool was_given_up = given_up();
   if (target_->put(comm_)) return kSuccess;
@@ -103,13 +103,14 @@ Result NcclInit::open() {
 Result NcclInit::build() {
   Outcome o;
   try {
-    o = comm_->init(arrival.meeting, settings_of(door(), place));
+    o = comm_->init(arrival.meeting, settings_of(door(), place), vendors_of(arrival.ranks));
   } catch (const std::exception &e) {
     o = {ISTHMUS_ERR_SYSTEM, e.what()};
     comm_->fail(o);  // a thread that destroys the communicator waits for this
   }
   isthmus_meeting_leave(arrival.meeting);
   arrival.meeting = nullptr;
+  for (const UniqueId &id : ids) end_root(id.bytes);
   if (o.ok()) return kSuccess;
   const Result r = failed(call, o);
   if (blocking) target_->withdraw();
@@ -264,6 +265,7 @@ Result init(const char *call, Handle *out, int size, std::span<const UniqueId> i
   const auto i = std::make_shared<NcclInit>(call, target ? std::move(target) : std::make_shared<Target>(out));
   i->name = request.name;
   i->blocking = request.blocking;
+  i->ids.assign(ids.begin(), ids.end());
   i->others = share_of(tails_of(ids), static_cast<size_t>(rank), static_cast<size_t>(size));
   i->expect(tail, rank, size);
   i->config = std::make_shared<KeptConfig>(config);

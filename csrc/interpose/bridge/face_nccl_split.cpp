@@ -157,7 +157,7 @@ TargetPtr target_of(Handle *out, const DevicePlace &place, bool blocking, const 
 }
 
 Result silent_rank(const char *call, const CommPtr &parent, const std::vector<int> &ranks) {
-  const std::string &vendors = parent->traits().vendors;
+  const std::string vendors = *parent->vendors.lock();
   for (const int r : ranks)
     if (static_cast<size_t>(r) < vendors.size() && std::strchr("nr", vendors[static_cast<size_t>(r)]) == nullptr)
       return refused(

@@ -1,5 +1,9 @@
 #include "init.hpp"
 
+#include <sys/socket.h>
+
+#include <set>
+
 #include "group.hpp"
 #include "listener.hpp"
 
@@ -53,7 +57,22 @@ void watch_listener(const Face &face, std::span<const unsigned char> librarys, c
     face.say(Level::Info, std::string("the ") + what + ": ranks without Isthmus that use it are not seen: " + o.text);
 }
 
+// Of the ids that this process has made. Another process's id may name a listener of this one: hosts may have equal addresses.
+constexpr size_t kMostMade = 1 << 16;  // of ids that are not used yet, or never
+Guarded<std::set<std::string>> &tickets_made() {
+  static auto *const all = new Guarded<std::set<std::string>>;
+  return *all;
+}
+std::string text_of(const isthmus_ticket &ticket) { return {ticket.bytes, sizeof ticket.bytes}; }
+
 }  // namespace
+
+void end_root(std::span<const unsigned char> id) {
+  Tail tail;
+  if (!read_tail(id, tail) || tickets_made().lock()->erase(text_of(tail.ticket)) == 0) return;
+  const int listener = listener_of(id.first(id.size() - sizeof tail));
+  if (listener >= 0) ::shutdown(listener, SHUT_RD);  // its owner's accept() fails, and the owner closes it
+}
 
 void add_ticket(Face &face, std::span<unsigned char> id, bool has_room, const char *what) {
   isthmus_ticket ticket;
@@ -62,6 +81,7 @@ void add_ticket(Face &face, std::span<unsigned char> id, bool has_room, const ch
   else if (const Outcome o = outcome(isthmus_meeting_create(&ticket)); !o.ok()) why = o.text;
   if (why.empty()) {
     write_tail(id, face.door().family, ticket);
+    if (const auto made = tickets_made().lock(); made->size() < kMostMade) made->insert(text_of(ticket));
     return watch_listener(face, id.first(id.size() - sizeof(Tail)), ticket, what);
   }
   face.say(Level::Warn,

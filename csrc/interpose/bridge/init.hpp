@@ -62,5 +62,8 @@ class Init : public std::enable_shared_from_this<Init> {
 // library leaves the end of the id alone. An id without a ticket is like an id made without Isthmus, and the log says why
 // there is no ticket.
 void add_ticket(Face &face, std::span<unsigned char> id, bool has_room, const char *what);
+// No rank comes to the library for this id. Where this process has made the id, the library's listener for the id ends, and with the listener the
+// thread that waits for the ranks.
+void end_root(std::span<const unsigned char> id);
 
 }  // namespace isthmus::bridge

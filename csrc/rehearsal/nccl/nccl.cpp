@@ -177,8 +177,11 @@ Result find_ready(const Entry &e, CommHandle h, CommPtr *out) {
   if (const Result r = find(e, h, out)) return r;
   const Result state = (*out)->now();
   if (state == kInProgress) return note(say(kInvalidArgument, "the communicator is not ready"));
+  complete_job(e, **out);
   return note(state);
 }
+
+int version() { return settings().nccl_version ? settings().nccl_version : kVersion; }
 
 }  // namespace rehearsal::nccl
 
@@ -189,7 +192,7 @@ using rehearsal::nccl::find;
 EXPORT Result ncclGetVersion(int *version) {
   NCCL_CALL("ncclGetVersion");
   if (!version) return kInvalidArgument;
-  *version = settings().nccl_version ? settings().nccl_version : kVersion;
+  *version = rehearsal::nccl::version();
   return kSuccess;
 }
 
@@ -307,6 +310,7 @@ EXPORT Result ncclCommDestroy(CommHandle h) {
     misuse(entry.name(), Code::IllegalState, "the communicator is not ready yet");
     return kInvalidUsage;
   }
+  complete_job(entry, *c);
   c->finish();
   c->destroy(entry.name(), true);
   forget(h);
@@ -318,6 +322,7 @@ EXPORT Result ncclCommAbort(CommHandle h) {
   if (!h) return kSuccess;
   CommPtr c;
   if (const Result r = find(entry, h, &c)) return r;
+  complete_job(entry, *c);
   forget(h);
   c->abort();
   c->destroy(entry.name(), false);

@@ -74,6 +74,13 @@ struct Scalar {
   Place place;  // the scalar is in memory of a device, and is read from here when the work runs; not found: `value` has it
 };
 
+// Up to version 2.25 the job of a group that ends later lies in memory of the thread that ended the group, until a call that needs one of the group's
+// communicators completes the job. ncclCommGetAsyncError does not.
+struct ThreadJob {
+  std::set<const Communicator *> comms;
+  std::atomic<bool> completed{false}, thread_gone{false};
+};
+
 struct Comm final : Communicator {
   using Communicator::Communicator;
   CommHandle handle = nullptr;
@@ -85,6 +92,7 @@ struct Comm final : Communicator {
   std::map<std::set<int>, uint64_t> shrinks ISTHMUS_GUARDED_BY(mutex);  // excluded ranks -> shrinks so far
   uint64_t grows ISTHMUS_GUARDED_BY(mutex) = 0;                         // so far
   bool promised_grow ISTHMUS_GUARDED_BY(mutex) = false;                 // this rank has made an id for the next one
+  std::shared_ptr<ThreadJob> job ISTHMUS_GUARDED_BY(mutex);             // of the last group
   std::map<int, Scalar> scalars ISTHMUS_GUARDED_BY(mutex);
   int next_op ISTHMUS_GUARDED_BY(mutex) = kOps;
 
@@ -103,6 +111,8 @@ using CommPtr = std::shared_ptr<Comm>;
 // returns this result.
 Result find(const Entry &e, CommHandle h, CommPtr *out);
 Result find_ready(const Entry &e, CommHandle h, CommPtr *out);
+void complete_job(const Entry &e, Comm &comm);  // of the communicator's last group
+int version();                                  // that the library says
 // Returns `r`. The text is for ncclGetLastError.
 Result say(Result r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

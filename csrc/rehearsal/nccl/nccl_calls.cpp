@@ -25,6 +25,26 @@ Result launch_all(const std::vector<Operation> &operations) {
     default: return say(kUnhandledCuda, "the device failed");
   }
 }
+// The job of this thread's last group that ends later.
+struct JobHere {
+  std::shared_ptr<ThreadJob> job;
+  ~JobHere() {
+    if (job) job->thread_gone.store(true);
+  }
+};
+JobHere &job_here() {
+  static thread_local JobHere here;
+  return here;
+}
+// The next group of this thread would begin behind the job that is still there.
+void look_for_job(const Entry &e, const Comm &comm) {
+  std::shared_ptr<ThreadJob> &job = job_here().job;
+  if (job && !job->completed.load() && !job->comms.contains(&comm))
+    misuse(e.name(), Code::IllegalState,
+           "this thread's last group was another communicator's, and nothing has completed it");
+  if (job && job->completed.load()) job = nullptr;
+}
+
 Result mixed() { return say(kInvalidUsage, "init and collectives in one group"); }
 // Launches the group's operations later. Until then the communicators that do not block are in progress.
 Result end_later() {
@@ -32,8 +52,17 @@ Result end_later() {
   operations.swap(group().operations);
   std::vector<CommPtr> comms;
   for (const Operation &o : operations) comms.push_back(std::static_pointer_cast<Comm>(o.comm));
-  for (const CommPtr &c : comms)
-    if (!c->blocking) c->state.store(kInProgress);
+  constexpr int kNoJobsSince = 22600;
+  const auto job = version() < kNoJobsSince ? std::make_shared<ThreadJob>() : nullptr;
+  for (const CommPtr &c : comms) {
+    if (c->blocking) continue;
+    c->state.store(kInProgress);
+    if (!job) continue;
+    job->comms.insert(c.get());
+    const Lock lock(c->mutex);
+    c->job = job;
+  }
+  job_here().job = job;
   std::thread([operations, comms] {
     std::this_thread::sleep_for(std::chrono::milliseconds(settings().nccl_group_ms));
     Group later;
@@ -83,6 +112,7 @@ Result find_operation(Comm &comm, int op, int type, NcclCall *c) {
 Result begin(NcclCall &c, CommHandle h, void *stream, int type, int peer) {
   if (const Result r = find_ready(c.o.entry, h, &c.comm)) return r;
   c.o.comm = c.comm;
+  look_for_job(c.o.entry, *c.comm);
   if (c.comm->revoked) return say(kInvalidUsage, "the communicator was revoked");
   if (type < 0 || type >= kTypes) return say(kInvalidArgument, "datatype %d", type);
   if (peer < 0 || peer >= c.comm->size) return say(kInvalidArgument, "rank %d of %d", peer, c.comm->size);
@@ -149,6 +179,17 @@ Result message(const Entry &e, bool sends, void *p, uint64_t count, int type, in
 }
 
 }  // namespace
+
+void complete_job(const Entry &e, Comm &comm) {
+  std::shared_ptr<ThreadJob> job;
+  {
+    const Lock lock(comm.mutex);
+    job.swap(comm.job);
+  }
+  if (!job || job->completed.exchange(true) || !job->thread_gone.load()) return;
+  misuse(e.name(), Code::IllegalState,
+         "the communicator's last group was ended by a thread that is gone, and nothing had completed it before");
+}
 
 bool in_group() { return group().depth > 0; }
 void defer_init(std::function<Result()> init) { group().inits.push_back(std::move(init)); }
