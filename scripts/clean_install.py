@@ -107,7 +107,8 @@ def main(work: Path, from_sources: bool, wheel: Path | None, interpreter: Path) 
     install = (python, "-m", "pip", "install", "--progress-bar", "off")
     if from_sources:
         # In a build directory below the sources: in the temporary one that pip would take, ccache knows no file again.
-        say("pip install .", *install, "-Cbuild-dir=build/release", source)
+        # The long word: Debian 12's pip knows no -C.
+        say("pip install .", *install, "--config-settings=build-dir=build/release", source)
     else:
         say("pip install WHEEL", *install, wheel or next((ROOT / "build" / "wheel").glob("*.whl")))
     say("import", python, "-c", f"FROM_SOURCES = {from_sources}\n{textwrap.dedent(IMPORT)}")

@@ -70,6 +70,7 @@ class Half:
 def halves(seed: str) -> tuple[Half, Half]:
     python = [str(VENV / "bin" / "python"), "-m", "pytest", "-q", "-n", str(3 * CORES), "--dist", "loadscope"]
     ones = [str(file) for file in sorted((ROOT / "tests" / "python").glob("test_*.py")) if re.search(ONES, file.name)]
+    python += ["-o", "timeout=900"]  # pyproject.toml's is not of such a machine
     python += ["--shuffle", seed, "--share", seed, "-m", "not computes", *FOLDERS, *ones]
     cpp = ["ctest", "--test-dir", str(RELEASE), "--output-on-failure", "--schedule-random", "-j", str(CORES + 1), "-R", CPP]
     of_products = {"SUITE_SHARE": str(share.number(seed) % 1_000_000)}  # tests/cpp/run.sh

@@ -153,7 +153,7 @@ class Stage:
             given |= self.given(self.asked.part, choice)
         self.run(
             *(*before, "ctest", "--test-dir", build, "--output-on-failure", "--no-tests=error", "-j", str(CORES + 1)),
-            *("--timeout", f"{TEST_SECONDS * self.asked.patience:.0f}"),
+            *("--timeout", f"{TEST_SECONDS * self.asked.patience * patience:.0f}"),
             *("--output-junit", self.cases / "ctest.junit", *chosen),
             env={
                 "SUITE_CASES": str(self.cases),

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kForeignGraceNs = 5'000'000'000;
 // How long a server of a ticket may refuse. A ticket is given away once its process listens, so nobody will begin to listen later.
 constexpr int64_t kRefusedGraceNs = 2'000'000'000;
-constexpr double kVerdictSeconds = 1.0;  // after our deadline: so long rank 0 has to say who is missing
+constexpr double kVerdictSeconds = 5.0;  // after our deadline: so long rank 0 has to say who is missing
 
 class RendezvousClient final : public Exchange {
  public:

@@ -50,7 +50,7 @@ void Descriptions::mismatch(uint64_t sequence, int q) noexcept {
     if (d.sequence.load(std::memory_order_acquire) == sequence) theirs = describe(core_.id, d.what.load(), d.bytes.load());
   } else {
     constexpr int kAnswerMs = 150;
-    constexpr double kPatienceSeconds = 1.0;
+    constexpr double kPatienceSeconds = 5;  // a process that is lost ends the wait
     Answer a;
     auto question = core_.context->control().ask(p.process, p.their_index, core_.id.epoch, sequence);
     if (question.answered(kAnswerMs, Deadline(kPatienceSeconds), a) && a.known) theirs = describe(core_.id, a.what, a.bytes);

@@ -27,9 +27,10 @@ constexpr uint64_t kQueue = 256;           // commands of a stream that may wait
 constexpr int64_t kNap = 50'000'000;       // longest sleep at a gate before the thread looks whether it was abandoned
 constexpr int64_t kLong = 60'000'000'000;  // longest sleep of a thread whose bell is rung for everything
 constexpr int64_t kForever = std::numeric_limits<int64_t>::max();
-constexpr int64_t kSpin = 20'000;               // before the first sleep
-constexpr int64_t kPatience = 2'000'000'000;    // how long the end of a stream waits for what was submitted
-constexpr int64_t kLastPatience = 200'000'000;  // how long, after that, the end of a stream waits for the thread
+constexpr int64_t kSpin = 20'000;             // before the first sleep
+constexpr int64_t kPatience = 2'000'000'000;  // how long the end of a stream waits for what was submitted
+constexpr int64_t kLastPatience =
+    200'000'000;  // how long, after that, the end of a stream waits for a thread that is in a call
 constexpr uint64_t kOpen = ~uint64_t{0};
 
 // The doorbell of all threads that wait for a counter. There is one for all, because a thread that sees a counter's value
@@ -191,7 +192,8 @@ class ThreadStream final : public HostStream {
       wait_for(queue_->room, ended, never, now_ns() + kPatience);
       if (!ended()) abandon();
     }
-    if (wait_for(queue_->room, ended, never, now_ns() + kLastPatience)) {
+    const bool in_call = queue_->inside.load(std::memory_order_acquire) != nullptr;  // else the thread comes out by itself
+    if (wait_for(queue_->room, ended, never, now_ns() + (in_call ? kLastPatience : kPatience))) {
       thread_.join();
       return;
     }

@@ -46,7 +46,7 @@ void silence_all(const std::vector<int> &fds) {
 
 // Two nodes, each with two addresses, whose connections a test lets fall silent: no packet comes in any more, and nobody is told.
 struct TwoWays {
-  explicit TwoWays(const std::string &more = "ISTHMUS_HEARTBEAT_MS=20", int streams = 0)
+  explicit TwoWays(const std::string &more = "ISTHMUS_HEARTBEAT_MS=200", int streams = 0)
       : a(more + ";ISTHMUS_INTERFACE=127.0.0.1,::1"), b(more + ";ISTHMUS_INTERFACE=127.0.0.1,::1") {
     if (a.mesh->self().tcp.size() < 2) return;  // a host without IPv6
     a.mesh->add_key(kKey);
@@ -145,7 +145,7 @@ TEST(Mesh, WhereNoOtherWayIsTakenASilentPeerIsLostAsBefore) {
 }
 
 TEST(Mesh, AProcessThatEndsIsNeverCarriedOverAndIsLostThoughItsLastConnectionIsSilent) {
-  TwoWays w("ISTHMUS_HEARTBEAT_MS=10");
+  TwoWays w("ISTHMUS_HEARTBEAT_MS=60");  // lost after 6 s: the dialer has to look before
   if (!w.made()) GTEST_SKIP() << "this host has one loopback address";
   Node &dialer = w.dialer(), &other = w.a_dials() ? w.b : w.a;
   Peer &of_dialer = w.dialed();

@@ -429,7 +429,7 @@ class OneCcl : public testing::Test {
       ASSERT_EQ(::posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, const_cast<char **>(arguments), environ), 0);
       children.push_back(child);
     }
-    const Deadline deadline(4 * soon());
+    const Deadline deadline(20 * soon());  // of libraries whose threads poll
     for (size_t i = 0; i < children.size(); ++i) {
       int status = 0;
       pid_t ended = 0;

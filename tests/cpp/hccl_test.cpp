@@ -302,7 +302,7 @@ void the_driver_is_locked(std::unique_ptr<Rank> &r, void *) {
   r->c->abort();
   const int64_t begin = now_ns();
   r->c.reset();
-  HOLDS(now_ns() - begin < static_cast<int64_t>(isthmus_test::patient(12) * 1e9), "it waits for the driver");
+  HOLDS(now_ns() - begin < static_cast<int64_t>(2 * isthmus_test::soon() * 1e9), "it waits for the driver");
   HOLDS(device::abandoned_threads() == 1, "the thread that asks is not counted");
   const char *const stuck = runtime().stuck(0);
   HOLDS(stuck && std::string(stuck).starts_with("aclrt"), stuck ? stuck : "the device does not count as stuck");

@@ -73,7 +73,7 @@ class Meeting : public testing::Test {
   static void SetUpTestSuite() {
     EXPECT_EQ(setenv("ISTHMUS_INTERFACE", "lo", 1), 0);
     slow_ = std::async(std::launch::async, [] { return meet({{{kNow, kMore, kNow}}, {{kNow, kMore, kLess}}}); });
-    silent_ = std::async(std::launch::async, [] { return meet({{{kNow, kLess}}, {{kNow, kLess}}, {{kNow}}}); });
+    silent_ = std::async(std::launch::async, [] { return meet({{{kNow, kMore}}, {{kNow, kMore}}, {{kNow}}}); });
   }
   static void TearDownTestSuite() {
     for (auto *rest : {&slow_, &silent_})
@@ -105,7 +105,7 @@ TEST_F(Meeting, WhoComesAndNeverAnswersCostsTheTimeoutOfOneExchangeAndIsNamed) {
     const size_t within = second.text.find(" within ");
     ASSERT_NE(within, std::string::npos) << second.text;
     const double left = std::atof(second.text.c_str() + within + 8);
-    EXPECT_TRUE(left > 0 && left < 1.01 * kTimeout) << second.text;  // the text has three digits
+    EXPECT_TRUE(left > 0 && left < 1.5 * kTimeout) << second.text;  // from the first exchange it would be more
     EXPECT_EQ(second.all, (std::vector<char>{'a', 'b', 0}));
   }
   // From the time when the first rank wanted it.

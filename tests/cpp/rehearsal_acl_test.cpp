@@ -240,9 +240,10 @@ TEST(RehearsalAcl, ThreadsOfTheProgramRunCallbacks) {
     IS(acl("rtProcessReport", 0), 107012);
     std::atomic<bool> over{false};
     std::atomic<uint64_t> id{0};
+    std::atomic<int> returned{0};
     std::thread worker([&] {
       id.store(static_cast<uint64_t>(::pthread_self()));
-      while (!over.load()) acl("rtProcessReport", 20);
+      while (!over.load()) returned += acl("rtProcessReport", 20) == 0;
     });
     while (!id.load()) sleep_ms(1);
     IS(acl("rtSubscribeReport", id.load(), s), 0);
@@ -251,8 +252,9 @@ TEST(RehearsalAcl, ThreadsOfTheProgramRunCallbacks) {
     IS(wait_for(s), 0);
     IS(ran.load(), 10);  // the stream has waited for them
     IS(acl("rtLaunchCallback", &count, Handle{}, 0, s), 0);
-    while (ran.load() < 11) sleep_ms(1);
-    sleep_ms(20);
+    while (returned.load() < 11) sleep_ms(1);
+    IS(ran.load(), 11);
+    IS(wait_for(s), 0);
     IS(acl("rtUnSubscribeReport", uint64_t{1}, s), 107012);
     IS(acl("rtUnSubscribeReport", id.load(), s), 0);
     over.store(true);

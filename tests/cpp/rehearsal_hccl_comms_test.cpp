@@ -84,6 +84,7 @@ TEST(RehearsalHccl, CommunicatorsThatCannotBe) {
     root = new_root();
     join(2, root, 2, 1);
     join(2, root, 0, 9);  // the other never came
+    ::setenv("HCCL_CONNECT_TIMEOUT", "60", 1);
     root = new_root();
     std::vector<std::thread> threads;
     for (int r = 0; r < 2; ++r)

@@ -49,7 +49,7 @@ FEWEST, MOST = 2, 7  # members, between cycles
 SHAPES = ("shm", "tcp")
 OF_TICKETS = 8  # descriptors of a process that has made tickets: it listens for those who come with them
 ANY = 1 << 20
-SILENT = {"HEARTBEAT_MS": "50", "SILENCE_MS": str(int(patient(1.0) * 1000))}
+SILENT = {"HEARTBEAT_MS": "100", "SILENCE_MS": str(int(patient(4) * 1000))}
 EVENTS = {
     "kill": 6,
     "kill two": 3,

@@ -61,7 +61,7 @@ def test_who_came_to_lead_late_in_its_call_names_nobody(zygote: Zygote, shape: s
 
     def body(me: Me) -> Any:
         comm = me.init()
-        limit = patient(4)  # a deadline is the subject
+        limit = patient(12)  # a deadline is the subject
         if me.rank == 0:
             return me.hear()
         late = None
@@ -122,10 +122,11 @@ def test_a_rank_that_is_stopped_is_named_left_out_and_hears_it_when_it_goes_on(z
 def test_who_leads_knows_all_that_have_not_called_and_the_others_know_that_it_waits(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
         comm = me.init()
+        comm.barrier()
         if me.rank in (1, 3):
             me.hear()
             return None
-        late = [me.caught(lambda: comm.agree(timeout=patient(1))) for _ in range(1)]
+        late = [me.caught(lambda: comm.agree(timeout=patient(5))) for _ in range(1)]
         me.send("late")
         me.hear()
         answer = comm.agree(1, failed=late[0]["ranks"])
@@ -148,10 +149,11 @@ def test_who_leads_knows_all_that_have_not_called_and_the_others_know_that_it_wa
 def test_one_that_leads_and_does_not_call_is_data_for_all_others(zygote: Zygote) -> None:
     def body(me: Me) -> Any:
         comm = me.init()
+        comm.barrier()
         if me.rank == 0:
             me.hear()
             return None
-        return me.caught(lambda: comm.agree(timeout=patient(1)))["ranks"]
+        return me.caught(lambda: comm.agree(timeout=patient(4)))["ranks"]
 
     with job(zygote, 3, body) as ranks:
         assert results(ranks[1:]) == [(0,)] * 2
@@ -166,7 +168,8 @@ def test_a_rank_that_does_not_come_to_the_second_agreement_of_a_shrink_is_named_
 
     def body(me: Me) -> Any:
         comm = me.init()
-        comm.set_timeout(patient(4))  # a quarter of it is for the second agreement
+        comm.barrier()
+        comm.set_timeout(patient(12))  # a quarter of it is for the second agreement
         if me.rank == 2:
             comm.agree(0x6973_746D_7368_726B)  # what a rank says in that of a shrink
             me.hear()

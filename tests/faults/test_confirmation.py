@@ -24,7 +24,7 @@ def test_those_that_call_again_and_name_it_go_on_also_with_one_that_still_waits_
     def body(me: Me) -> Any:
         comm = me.init()
         ticket = shared_ticket(me, comm)
-        comm.set_timeout(patient(9 if me.rank == 1 else 3))
+        comm.set_timeout(patient(24 if me.rank == 1 else 8))
         if me.rank == 2:
             for flags in FIRST[how]:
                 comm.agree(flags)

@@ -44,7 +44,7 @@ def called_by_all_but_one(comm: isthmus.Comm, folder: str) -> str:
 
 @pytest.mark.parametrize("fleet", ["nvidia:2,cpu:1", "amd:2,cpu:1", "ascend:2,cpu:1"])
 def test_a_rank_that_is_missing_inside_an_island_is_named_by_those_outside(tmp_path: Path, fleet: str) -> None:
-    for said in run_fleet(fleet, called_by_all_but_one, str(tmp_path)):
+    for said in run_fleet(fleet, called_by_all_but_one, str(tmp_path), env={"ISTHMUS_HEARTBEAT_MS": "5000"}):
         assert f"rank {LATE} (" in said and "has not called it" in said, said
 
 

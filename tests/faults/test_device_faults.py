@@ -446,7 +446,7 @@ def test_a_late_rank_is_named_while_the_others_wait_in_the_library(tmp_path: Pat
         else:
             until((called if comm.rank == 1 else failed).exists)
         try:
-            comm.all_reduce(x, "max", x, timeout=1 if comm.rank == 1 else None)
+            comm.all_reduce(x, "max", x, timeout=patient(4) if comm.rank == 1 else None)
         except isthmus.Error as error:
             failed.touch()
             return str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from patience import SOON
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 import isthmus
 from devices import DeviceArray, on_host, run_fleet, vendor
-from events import once_inside, until
+from events import once_inside, until, until_asleep
 
 SAYS = {
     "nvidia": ("NVIDIA driver: ", "failed with CUDA_ERROR_CONTEXT_IS_DESTROYED (709"),
@@ -108,8 +109,10 @@ def test_the_operation_in_flight_ends_on_all_ranks_when_the_device_is_reset(tmp_
         x, y = arrays(comm)
         operations(comm, x, y)
 
+        caller = threading.current_thread()
+
         def reset() -> None:
-            time.sleep(0.2)  # its list is on the device
+            until_asleep(caller, 4)  # its list is on the device
             vendor().here()
             vendor().reset()
             was_reset.touch()

@@ -209,7 +209,7 @@ def test_a_copy_that_hangs_on_one_rank_is_a_timeout_that_names_that_rank_to_all(
     one outside.
     """
 
-    deadline = patient(3)
+    deadline = patient(8)
 
     def body(comm: isthmus.Comm, folder: str) -> None:
         x: Any = np.ones(160_000, np.float32)

@@ -112,9 +112,10 @@ def test_a_rank_that_is_stopped_is_left_out_and_hears_it_when_it_goes_on(zygote:
             add_up(comm, state, number)
 
         whole = me.init()
-        whole.set_timeout(patient(3))
+        whole.barrier()
+        whole.set_timeout(patient(8))
         try:
-            quorum = elastic.Quorum(least=2, answer=patient(2))
+            quorum = elastic.Quorum(least=2, answer=patient(6))
             comm = elastic.run(step, whole, state, steps=STEPS, quorum=quorum)
         except isthmus.AbortedError as error:
             return str(error), state.step
@@ -140,9 +141,7 @@ def test_a_rank_that_is_lost_in_the_last_step_takes_no_finished_state_with_it(zy
                 me.send("finished")
                 me.hear()  # until it is killed
 
-        comm = elastic.run(
-            lambda comm, number: add_up(comm, state, number), me.init(), state, steps=STEPS, on_step=finished
-        )
+        comm = elastic.run(lambda comm, number: add_up(comm, state, number), me.init(), state, steps=STEPS, on_step=finished)
         return comm.size, state["log"].tolist(), float(comm.all_reduce(np.ones(1))[0])
 
     with job(zygote, 3, body, shape) as ranks:
@@ -162,9 +161,7 @@ def test_fewer_ranks_than_the_quorum_do_not_go_on(zygote: Zygote) -> None:
                     me.hear()  # until it is killed
             add_up(comm, state, number)
 
-        end = me.caught(
-            lambda: elastic.run(step, me.init(), state, steps=STEPS, quorum=elastic.Quorum(least=2))
-        )
+        end = me.caught(lambda: elastic.run(step, me.init(), state, steps=STEPS, quorum=elastic.Quorum(least=2)))
         return end["kind"], end["text"], state.step
 
     with job(zygote, 2, body) as ranks:
@@ -418,5 +415,3 @@ def test_tensors_of_torch_of_any_dtype_and_strides_are_restored_and_given_to_oth
 
     with job(zygote, 2, body) as ranks:
         assert results(ranks) == [(True, True, 0), (True, True, 6)]
-
-

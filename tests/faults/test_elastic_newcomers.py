@@ -33,7 +33,7 @@ class Part:
         self.state = elastic.State({"w": np.full(50_000, float(me.rank)), "log": np.zeros(STEPS, np.int64)})
         self.given: dict[str, Any] = {
             "steps": STEPS,
-            "quorum": elastic.Quorum(**{"answer": patient(2), **quorum}),
+            "quorum": elastic.Quorum(**{"answer": patient(8), **quorum}),
             "on_change": lambda old, new: self.changes.append((old and old.numbers, new.numbers, new.step)),
             "on_ticket": self.publish if tickets else None,
         }

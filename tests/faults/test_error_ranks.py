@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import isthmus
-from jobs import DEADLINE, Me, Rank, Zygote, all_say, forever, job, results
+from jobs import DEADLINE, RARELY, Me, Rank, Zygote, all_say, forever, job, results
 from patience import patient
 from test_grow import shared_ticket, tickets_of
 
@@ -56,7 +56,7 @@ def test_a_deadline_names_who_did_not_come_on_every_rank(zygote: Zygote, shape: 
         said = me.caught(lambda: comm.all_reduce(np.ones(count), timeout=patient(2)))
         return said["kind"], said["ranks"]
 
-    with job(zygote, 4, body, shape) as ranks:
+    with job(zygote, 4, body, shape, settings=RARELY) as ranks:
         all_say(ranks, "ready")
         if how == "is stopped":
             ranks[2].signal(signal.SIGSTOP)
@@ -130,7 +130,7 @@ def test_a_grow_names_who_has_not_called_it_and_who_is_lost(zygote: Zygote, shap
         if me.rank == 2:
             me.hear()
             return None
-        comm.set_timeout(patient(2))
+        comm.set_timeout(patient(8))
         late = me.caught(lambda: comm.grow(ticket))
         me.send("late")
         me.caught(lambda: forever(comm))
@@ -154,7 +154,7 @@ def test_one_that_stops_while_it_is_made_is_named_on_all_ranks(zygote: Zygote, s
     def body(me: Me) -> Any:
         comm = me.init()
         ticket = shared_ticket(me, comm)
-        comm.set_timeout(patient(3))
+        comm.set_timeout(patient(8))
         if me.rank == 2:
             if call == "grow":
                 comm.agree(grows)

@@ -449,6 +449,7 @@ def test_who_does_not_call_grow_is_named_at_the_deadline_and_the_ticket_still_se
         said = me.caught(lambda: comm.grow(ticket)) if me.rank != 2 else None
         me.send("tried")
         me.hear()
+        comm.set_timeout(patient(5))
         none = me.caught(lambda: comm.grow(ticket))
         me.send("waited")
         me.hear()
@@ -544,7 +545,7 @@ def test_a_newcomer_that_is_killed_or_stopped_in_the_middle_is_named_and_the_old
             me.hear()  # no deadline runs while the newcomer is on its way
             if me.rank == 0:
                 threading.Thread(target=tell_when_let_in, args=[ticket]).start()
-            comm.set_timeout(patient(3))
+            comm.set_timeout(patient(8))
             said.append(me.caught(lambda ticket=ticket: comm.grow(ticket)))
             comm.set_timeout(DEADLINE)
         return said, total(comm, me), total(comm.grow(shared_ticket(me, comm)), me)

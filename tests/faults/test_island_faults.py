@@ -100,7 +100,7 @@ def test_a_rank_that_does_not_call_is_named_at_the_deadline(
         if me.rank == late:
             until_failed(comm)  # before that it may make the sum of what the others left in shared memory
             return me.caught(lambda: comm.all_reduce(x))
-        work = comm.all_reduce(x, timeout=SHORT if me.rank == first else None, async_op=True)
+        work = comm.all_reduce(x, timeout=patient(3) if me.rank == first else None, async_op=True)
         me.send("called")
         return me.caught(work.wait)
 
@@ -213,7 +213,7 @@ def test_a_process_with_a_stuck_thread_is_told_to_start_anew(zygote: Zygote) -> 
     def body(me: Me) -> Any:
         comm = me.init()
         if me.rank == 0:
-            me.caught(lambda: comm.all_reduce(np.ones(100_000, np.float32), timeout=SHORT))
+            me.caught(lambda: comm.all_reduce(np.ones(100_000, np.float32), timeout=patient(2)))
             me.send("failed")
         else:
             me.hear()

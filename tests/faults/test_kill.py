@@ -208,7 +208,7 @@ def test_during_init_while_a_rank_is_late(zygote: Zygote, shape: str, victim: in
             failure = rank.result()
             assert failure["took"] < patient(2) + SOON, failure
             assert failure["kind"] in ("PeerLostError", "TimeoutError"), failure
-            told = [victim, 0] if rank.rank == 3 else [victim]
+            told = [victim] if rank.rank == 0 else [victim, 0]
             assert any(f"rank {one}" in failure["text"] for one in told), failure
 
 

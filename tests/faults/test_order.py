@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from events import once_inside
-from jobs import Me, Zygote, all_say, job, results, until_failed
+from jobs import RARELY, Me, Zygote, all_say, job, results, until_failed
 from patience import SOON, patient
 
 SHORT = 0.3  # the deadline of one operation, to which all others have come before it begins
-RARELY = {"HEARTBEAT_MS": 5000}  # who is late with an answer has a second for it, and is not taken for silent before
 
 
 def test_a_rank_that_does_not_call_is_named_with_its_last_call(zygote: Zygote, shape: str) -> None:

@@ -247,7 +247,8 @@ def test_a_call_that_failed_within_goes_on_where_it_stood(zygote: Zygote, shape:
 
     def body(me: Me) -> Any:
         comm = me.init()
-        comm.set_timeout(patient(9 if me.rank == 1 else 3))
+        comm.barrier()
+        comm.set_timeout(patient(24 if me.rank == 1 else 8))
         if me.rank == 2:
             comm.agree(reconfigures | works | no_ticket)
             comm.agree(shrinks)

@@ -13,7 +13,7 @@ import isthmus
 from jobs import Me, Zygote, all_say, forever, job, results, total
 from patience import SOON, patient
 
-LIMIT = patient(1.5)  # a machine that is slow, not stopped, is not silent for so long
+LIMIT = patient(4)  # a machine that is slow, not stopped, is not silent for so long
 WATCHED = {"HEARTBEAT_MS": "100", "SILENCE_MS": str(int(LIMIT * 1000))}
 
 

@@ -291,7 +291,7 @@ def test_a_split_behind_another_threads_split_ends_at_its_deadline_and_by_ctrl_c
 
 
 def test_the_wait_for_another_threads_split_takes_nothing_from_the_deadline_of_what_comes_behind_it(zygote: Zygote) -> None:
-    limit = patient(5)
+    limit = patient(12)
 
     def body(me: Me) -> Any:
         comm = me.init(timeout=limit)

@@ -40,7 +40,7 @@ ASKS = {
     "acl": ["aclrtPointerGetAttributes", "aclmdlRICaptureGetInfo"],
 }
 DEADLINE = 1  # of what hangs
-AGAIN = patient(4)  # of an init beside it
+AGAIN = patient(15)  # of an init beside it
 
 
 def once_called(calls: dict[str, list[str]], thread: threading.Thread) -> None:

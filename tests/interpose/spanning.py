@@ -26,7 +26,7 @@ INITS = {"init", "join", "scalable", "multi", "come"}
 # Of a rank of NVIDIA's: no stream waits for the host, so calls return when the exchange is over.
 WITHOUT_GATES = {"REHEARSAL_CUDA_NO_STREAM_VALUES": "1"}
 DEADLINE = patient(60)  # of what does not fail: only a hang comes to it
-GAP = patient(3)  # within which ranks that are ready to call init, and call it at once, have come to each other
+GAP = patient(5)  # within which ranks that are ready to call init, and call it at once, have come to each other
 TWO_DEVICES = ("group", "device 0", "join 0 3", "device 1", "join 2 3", "end")  # of one process; rank 1 has another
 
 

@@ -98,7 +98,7 @@ def test_the_commands_of_the_page_train_and_show_two_hosts_through_the_ports_tha
 
 
 def test_a_port_that_a_firewall_keeps_closed_is_named_on_both_hosts() -> None:
-    settings = {"ISTHMUS_PORTS": "29600-29631", "ISTHMUS_TIMEOUT": str(patient(6))}
+    settings = {"ISTHMUS_PORTS": "29600-29631", "ISTHMUS_TIMEOUT": str(patient(15))}
     with two_hosts() as hosts:
         hosts.fence("29511")  # the rendezvous
         ranks = hosts.start("IPv4", "work", settings=settings)

@@ -565,7 +565,7 @@ def left_over(communicators: int = 1) -> dict[str, int]:
         kept = {}  # its streams wait for no words
     if "allocation" in kept:
         kept["allocation"] *= communicators
-    until = time.monotonic() + patient(5)
+    until = time.monotonic() + patient(8)
     while True:
         left = {kind: int(engine.rehearsal_live(kind.encode())) - kept.get(kind, 0) for kind in _KINDS}
         if not any(left.values()) or time.monotonic() > until:

@@ -18,7 +18,7 @@ import pytest
 
 import isthmus
 from isthmus import launch
-from patience import SOON
+from patience import SOON, patient
 from ranks import DEADLINE
 
 Run = Callable[..., list[Any]]
@@ -137,7 +137,7 @@ def test_mpi4py_carries_the_rendezvous() -> None:
         OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
         PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe",
     )
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=patient(240), check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("joined") == 2
 

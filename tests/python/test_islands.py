@@ -19,7 +19,7 @@ import pytest
 import isthmus
 from hosts import missing
 from islands import ONECCL, join, needs_oneccl, run_islands
-from patience import SOON
+from patience import WHOLE
 from ranks import run_processes, run_threads
 from reference import DTYPES, bits
 
@@ -424,7 +424,7 @@ def test_processes_whose_ids_are_of_unlike_lengths_are_an_island_too() -> None:
         ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", NINE_AND_TEN, str(ONECCL)],
         capture_output=True,
         text=True,
-        timeout=SOON,
+        timeout=WHOLE,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert sorted(len(line) for line in ended.stdout.splitlines() if line.isdigit()) == [1, 2], ended.stdout

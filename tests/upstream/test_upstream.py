@@ -37,13 +37,12 @@ def outcomes(way: str) -> tuple[dict[str, str], str]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         only = HERE / "passing" / f"{way}.txt"
-        said = subprocess.run(
-            [sys.executable, HERE / "runner.py", "--mask", mask, "--world", world, "--only", only, "--out", out],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=SECONDS,
-        )
+        command = [sys.executable, HERE / "runner.py", "--mask", mask, "--world", world, "--only", only, "--out", out]
+        try:
+            said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS)
+        except subprocess.TimeoutExpired as error:  # it is not to be run again for each case
+            begun = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
+            return {}, f"{begun}\nnot over within {SECONDS:.0f} s"
         words: dict[str, str] = json.loads(out.read_text()) if said.returncode == 0 else {}
         return words, said.stdout
 
