@@ -59,8 +59,8 @@ class DeviceCopier {
 
   // mark() notes what the user's stream holds now, or the device's default stream where the call names none, for a copy that is submitted later.
   // Each mark takes a place in the stream's queue, and a full queue may wait for what needs a receive that comes later. So of the default stream,
-  // where nobody asked for the order of a stream, kMostMarked are noted at one time; the copies of others come behind what it holds when they are
-  // submitted. Any thread may call forget().
+  // where nobody asked for the order of a stream, kMostMarked are noted at one time, and none for the parts of a message; other copies come behind
+  // what it holds when they are submitted. Any thread may call forget().
   void mark(Operation &op);
   void forget(Operation &op) noexcept;
   // What `stream` gets later comes behind the copy of `op`. The copy has been submitted, or was reserved and submitted in one go.

@@ -155,7 +155,8 @@ void MessageSubmission::recv_to_device(Operation *op) noexcept {
     if (begun) return;
   }
   if (op->carry.port == Port::Caller) streams_.hold(op, op->call.stream);
-  const bool by_default = op->carry.port == Port::Worker && !op->carry.begun;
+  const bool by_default =
+      op->carry.port == Port::Worker && !op->carry.begun && op->cut.whole == 0;  // of many parts none is marked
   if (by_default && !op->life.inline_op) {
     OperationPool::retain(op);
     keep.op = op;

@@ -32,23 +32,26 @@ void CompletionHook::tell(std::shared_ptr<HookReport> report, std::uint64_t sequ
     hook->ended_.push_back({std::move(report), sequence, Clock::now()});
     if (std::exchange(hook->calls_, true)) return;
   }
-  static_cast<void>(Completer::get().runner().push([hook] { hook->call_all(); }));
+  static_cast<void>(Completer::get().runner().push([hook] { call_next(hook); }));
 }
 
-void CompletionHook::call_all() {
-  while (true) {
-    DueReport next;
-    {
-      const Lock lock(mutex_);
-      if (ended_.empty()) {
-        calls_ = false;
-        return;
-      }
-      next = std::move(ended_.front());
-      ended_.pop_front();
-    }
-    next.report->ended(next.sequence, next.end);
+void CompletionHook::call_next(const std::shared_ptr<CompletionHook> &hook) {
+  DueReport next;
+  {
+    const Lock lock(hook->mutex_);
+    next = std::move(hook->ended_.front());
+    hook->ended_.pop_front();
   }
+  next.report->ended(next.sequence, next.end);
+  next.report.reset();
+  {
+    const Lock lock(hook->mutex_);
+    if (hook->ended_.empty()) {
+      hook->calls_ = false;
+      return;
+    }
+  }
+  static_cast<void>(Completer::get().runner().push([hook] { call_next(hook); }));
 }
 
 void CompletionHook::wait(std::chrono::milliseconds most) {

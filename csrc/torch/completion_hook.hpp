@@ -48,14 +48,15 @@ class CompletionHook {
     std::uint64_t sequence;
     Clock::time_point end;
   };
-  void call_all();  // the hook, for each that has ended
+  // Calls the hook for the one that ended first. The next one is another task: what has not begun when the runner stops is left.
+  static void call_next(const std::shared_ptr<CompletionHook> &hook);
 
   const Hook hook_;
   Mutex mutex_;
   Condition none_;
   int pending_ ISTHMUS_GUARDED_BY(mutex_) = 0;
   std::deque<DueReport> ended_ ISTHMUS_GUARDED_BY(mutex_);
-  bool calls_ ISTHMUS_GUARDED_BY(mutex_) = false;  // a task of the runner is in call_all(), or will be
+  bool calls_ ISTHMUS_GUARDED_BY(mutex_) = false;  // a task of the runner is in call_next(), or will be
 };
 
 }  // namespace isthmus::torch_face

@@ -243,13 +243,13 @@ void PendingWork::wait(std::chrono::milliseconds timeout) {
   // Who has waited finds the futures complete that were taken before. Behind other code of the program's that may take a while.
   if (birth_.here()) {
     const interpreter::WithoutGil without_gil;
-    const Clock::duration limit = timeout > kNoTimeout ? Clock::duration(timeout) : kMostFutures;
+    const Clock::duration limit = timeout > kNoTimeout && timeout < kMostFutures ? Clock::duration(timeout) : kMostFutures;
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> handed;
     {
       const Lock lock(mutex_);
       handed = handed_;
     }
-    const Clock::time_point begin = Clock::now(), end = begin + std::min<Clock::duration>(limit, kMostFutures);
+    const Clock::time_point begin = Clock::now(), end = begin + limit;
     Clock::time_point looked = begin;
     for (const auto &future : handed)
       for (auto now = begin; !future->completed() && now < end; now = Clock::now()) {

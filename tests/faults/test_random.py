@@ -19,7 +19,7 @@ PART, PARTS, MORE = 25, 8, 40
 SEED = 20240607
 FAULTS = ("none", "kill", "kill", "kill", "kill with children", "stop", "abort", "mismatch", "absent", "destroy")
 WORLD = 3
-SHORT = patient(5)  # the deadline where it has to pass: of every operation of a job in which a rank is stopped
+SHORT = patient(3)  # the deadline where it has to pass: of every operation of a job in which a rank is stopped
 
 
 class Cycle(NamedTuple):
