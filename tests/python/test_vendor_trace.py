@@ -100,6 +100,23 @@ def test_a_call_that_one_side_alone_makes_and_a_case_that_one_side_lacks_are_tol
     assert trace.differences(first, {"runtime": "hip", "cases": {}}) == ["one is of cuda, the other of hip"]
 
 
+def test_a_call_whose_answer_depends_on_nothing_may_be_made_in_more_cases_where_it_gave_the_same_in_another(
+    trace: ModuleType,
+) -> None:
+    aside = trace.ANYWHERE[0]
+
+    def recording(*given: int | None) -> dict[str, Any]:
+        cases = {}
+        for number, code in enumerate(given):
+            answers = {"cuInit(0)": {"0": 1}, **({} if code is None else {aside: {str(code): 1}})}
+            cases[f"Case{number}/cuda"] = {"status": 0, "answers": answers, "threads": []}
+        return {"runtime": "cuda", "cases": cases}
+
+    assert trace.differences(recording(0, None), recording(0, 0)) == []
+    assert trace.differences(recording(0, None), recording(0, 1)) == [f"Case1/cuda: {aside}: [0], and [1]"]
+    assert trace.differences(recording(None, None), recording(None, 0)) == [f"Case1/cuda: {aside}: made by the second alone"]
+
+
 def test_a_case_that_needs_two_devices_is_compared_where_both_have_two(trace: ModuleType) -> None:
     case = f"Runtimes/{trace.TWO_DEVICES[0]}/cuda"
 
