@@ -155,9 +155,10 @@ void Backend::shutdown() {
                        : "the process group was shut down while another thread used it"));
     const auto deadline = Clock::now() + kLeaveInside;
     while (inside_.load() > own && Clock::now() < deadline) std::this_thread::sleep_for(1ms);
-    if (inside_.load() > own)
+    if (inside_.load() > own) {
       TORCH_WARN("isthmus: a thread is still inside group ", name_,
                  " 10 s after its abort; the group is left open until the thread comes out");
+    }
     last_destroys_.store(true);
     if (inside_.load() > 0 || !last_destroys_.exchange(false)) return;
   }
