@@ -7,7 +7,7 @@
 //     --door FILE, --hccl-door FILE        the doors
 //   interpose_bench LIBRARY                the door of NCCL in front of this library, ncclGetVersion alone
 // Prints medians, in nanoseconds a row. Calls go round the communicators. A row of several calls has the limit for each call.
-// Inits have no limit: no training step has one.
+// Inits have no limit, nor has the end of a communicator of the library: no training step has one.
 //   own     the handle is the library's own
 //   alias   a copy of the handle that an init gave which does not block: it stands for the library's own handle
 #include <dlfcn.h>
@@ -156,7 +156,9 @@ void add_nccl(Level &level, const Handles &own, const Handles &aliases) {
     f(&version);
   });
   level.add<GetErrorString>("ncclGetErrorString", "", own, [](GetErrorString *f, void *) { f(0); });
-  level.add<Destroy>("ncclCommDestroy", " own", own, [](Destroy *f, void *comm) { f(comm); });
+  // An init and an end come once in a communicator's life. A door that is in use looks the library's function up at each end.
+  level.add<Destroy>(
+      "ncclCommDestroy", " own", own, [](Destroy *f, void *comm) { f(comm); }, false);
   const auto init = [](InitRank *f, void *) {
     void *comm = nullptr;
     f(&comm, 2, UniqueId{}, 1);
