@@ -51,8 +51,8 @@ NUMBERS = {
 NOT_READY = {"cu": 600, "hip": 600}
 QUERIES = ("StreamQuery", "EventQuery")
 TWO_DEVICES = ("LeavesAThreadTheDeviceThatItHasChosen",)  # cases that do nothing where there is one
-# What these answer depends on nothing that a case does. So a program that is newer than a recording may make them in more cases, where the
-# recording has the same answer in another case.
+# What these answer depends on nothing that a case does. So a program that is newer than a recording may make them in more
+# cases, where the recording has the same answer in another case.
 ANYWHERE = ("cuThreadExchangeStreamCaptureMode()", "hipThreadExchangeStreamCaptureMode()")
 NO_CODES = ("aclrtGetSocName", "aclGetRecentErrMsg", "hipGetErrorName", "hipGetErrorString")  # they return text
 
