@@ -112,7 +112,7 @@ def test_the_operation_in_flight_ends_on_all_ranks_when_the_device_is_reset(tmp_
         caller = threading.current_thread()
 
         def reset() -> None:
-            until_asleep(caller, 4)  # its list is on the device
+            until_asleep(caller)  # its list is on the device
             vendor().here()
             vendor().reset()
             was_reset.touch()
