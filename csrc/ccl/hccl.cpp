@@ -149,7 +149,6 @@ class HcclCommunicator final : public IslandCommunicator {
     if (!r.handle) return false;
     Result state = kSuccess;
     const Result result = r.library->f.GetCommAsyncError(r.handle, &state);
-    // The stream is not asked: this thread drives operations, and a thread that waits for the device may have the driver locked.
     if (result != kAgain) r.failure.keep(outcome(*r.library, "communicator", result != kSuccess ? result : state, false));
     return r.failure.happened();
   }

@@ -16,10 +16,9 @@
 #include "base/doorbell.hpp"
 #include "base/error.hpp"
 #include "base/lock.hpp"
-#include "ccl/first_failure.hpp"
 #include "ccl/hccl_abi.hpp"
 #include "ccl/island_ccl.hpp"
-#include "device/abandoned.hpp"
+#include "ccl/stream_word.hpp"
 
 namespace isthmus::ccl::hccl {
 
@@ -46,17 +45,6 @@ inline Status outcome(const HcclLibrary &o, const char *call, Result r, bool her
                     last && *last ? last : "")};
 }
 
-// The same of a call on a stream. The library says no more of a device's failure than that there is one. The stream knows which, if the driver
-// answers: a thread that waits for the device may have the driver locked.
-inline Status outcome(const HcclLibrary &o, const char *call, Result r, const std::shared_ptr<device::Stream> &stream) {
-  constexpr double kAnswer = 2;
-  Status s = outcome(o, call, r);
-  if (s.ok()) return s;
-  const auto device = device::call_within(kAnswer, [stream] { return stream->status(); });
-  if (device && !device->ok()) s.text += "; its stream has failed: " + device->text;
-  return s;
-}
-
 // Compared by address: an array has one in all sources, a literal need not.
 inline constexpr char kInit[] = "init", kDestroy[] = "destroy";
 
@@ -81,7 +69,7 @@ struct HcclRank {
   std::atomic<uint64_t> asked{0}, done{0};
   Doorbell work, back;
   std::atomic<bool> aborted{false}, stop{false}, ended{false}, left{false};
-  FirstFailure failure;
+  StreamFailure failure{stream};
   std::atomic<const char *> inside{nullptr};
   Mutex calling;  // held in the library's calls: one thread at a time is in the library
 
@@ -114,7 +102,7 @@ struct HcclRank {
     const Lock lock(calling);
     // `inside` is stored before `aborted` is read. So a thread that aborts, and then finds nobody inside, knows that nobody will be.
     inside.store(task.name);
-    if (!aborted.load() || task.name == kDestroy) failure.keep(outcome(*library, task.name, make(task), stream));
+    if (!aborted.load() || task.name == kDestroy) failure.keep(outcome(*library, task.name, make(task)), true);
     inside.store(nullptr);
   }
   void loop() {

@@ -12,9 +12,9 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/lock.hpp"
-#include "ccl/first_failure.hpp"
 #include "ccl/nccl_handle.hpp"
 #include "ccl/premul_sums.hpp"
+#include "ccl/stream_word.hpp"
 #include "device/calling.hpp"
 
 namespace isthmus::ccl::nccl {
@@ -260,7 +260,7 @@ class NcclCommunicator final : public IslandCommunicator {
   PremulSums sums_ ISTHMUS_GUARDED_BY(held_->calls);
   NcclGroup group_;
   std::atomic<bool> aborted_{false};
-  mutable FirstFailure failure_;
+  mutable StreamFailure failure_{stream_};
   mutable SeldomAsked asked_;
 };
 

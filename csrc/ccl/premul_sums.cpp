@@ -14,7 +14,7 @@ uint64_t power_bits(DType t, int halvings) noexcept {
 
 }  // namespace
 
-Result PremulSums::find(const NcclLibrary &library, Handle handle, DType dtype, Reduction by, FirstFailure &failure,
+Result PremulSums::find(const NcclLibrary &library, Handle handle, DType dtype, Reduction by, StreamFailure &failure,
                         int *op) {
   const Functions &f = library.f;
   Multiplied &m = made_[static_cast<size_t>(dtype)];

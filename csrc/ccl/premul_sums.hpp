@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "base/dtype.hpp"
-#include "ccl/first_failure.hpp"
 #include "ccl/nccl_library.hpp"
+#include "ccl/stream_word.hpp"
 
 namespace isthmus::ccl::nccl {
 
@@ -16,7 +16,7 @@ namespace isthmus::ccl::nccl {
 class PremulSums {
  public:
   // Sets `op` to the library's number of the operation. A call that fails is in `failure` too.
-  Result find(const NcclLibrary &library, Handle handle, DType dtype, Reduction by, FirstFailure &failure, int *op);
+  Result find(const NcclLibrary &library, Handle handle, DType dtype, Reduction by, StreamFailure &failure, int *op);
 
  private:
   struct Multiplied {

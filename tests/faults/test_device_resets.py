@@ -100,7 +100,7 @@ def test_the_next_operation_after_a_reset_is_an_error_on_all_ranks_and_the_proce
 def test_the_operation_in_flight_ends_on_all_ranks_when_the_device_is_reset(tmp_path: Path, fleet: str) -> None:
     """The last rank comes late, so the operation of the others stands on their devices when rank 0 resets its own.
 
-    If it came before the device was asked how it does, the library might say first that something is wrong.
+    Whoever is first to say so, the library or the device, all hear what the device says.
     """
 
     def body(folder: str) -> tuple[str, float, float]:

@@ -1,0 +1,43 @@
+// A vendor's library says no more of a device's failure than that there is one. The stream knows which.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <utility>
+
+#include "base/error.hpp"
+#include "ccl/first_failure.hpp"
+#include "device/abandoned.hpp"
+#include "device/runtime.hpp"
+
+namespace isthmus::ccl {
+
+// Adds what `stream` says to a failure of the library's. The driver has 2 s to answer: a thread that waits for the device may have the driver
+// locked. Any thread; also one that drives operations, as these have failed.
+inline Status with_stream_word(Status s, const std::shared_ptr<device::Stream> &stream) noexcept {
+  constexpr double kAnswer = 2;
+  if (s.ok()) return s;
+  try {
+    const auto device = device::call_within(kAnswer, [stream] { return stream->status(); });
+    if (device && !device->ok()) s.text += "; its stream has failed: " + device->text;
+  } catch (const std::exception &) {}  // no memory: the library's words stand alone
+  return s;
+}
+
+// The first failure of a communicator, with the word of the communicator's stream where the library says that the device has failed.
+class StreamFailure : public FirstFailure {
+ public:
+  explicit StreamFailure(const std::shared_ptr<device::Stream> &stream) : stream_(stream) {}
+  void keep(Status s) {
+    const bool device = s.code == Code::Device;
+    keep(std::move(s), device);
+  }
+  void keep(Status s, bool asks_stream) {
+    FirstFailure::keep(asks_stream && !happened() ? with_stream_word(std::move(s), stream_) : std::move(s));
+  }
+
+ private:
+  const std::shared_ptr<device::Stream> &stream_;  // the communicator's
+};
+
+}  // namespace isthmus::ccl
