@@ -25,6 +25,7 @@ HEADERS = {
     "rccl": ("entry.hpp", "own.hpp"),
     "hccl": ("entry_hccl.hpp", "own_hccl.hpp"),
 }
+SOURCES = Path(__file__).resolve().parent.parent / "csrc" / "interpose"
 BRIDGE = "bridge"
 POLICIES = ("forward", "route", "come", "end", "refuse", "own", "jump")
 TO_THE_BRIDGE = ("route", "come", "end")
@@ -54,6 +55,11 @@ class Row:
     def communicator(self) -> int | None:
         """Which parameter is the communicator that the call is for."""
         return self.parameters.index(COMMUNICATOR) if COMMUNICATOR in self.parameters else None
+
+    @property
+    def is_operation(self) -> bool:
+        """Whether the call gives a stream work, rather than a handle to the caller."""
+        return "Stream" in self.parameters and "Handle *" not in self.parameters
 
     def is_in(self, door: str) -> bool:
         return self.library in DOORS[door]
@@ -128,7 +134,8 @@ def entry(row: Row, grouped: bool = False) -> str:
     else:
         before = ""
         if row.policy == "refuse":
-            before = resolved(row, f'spanning<{row.result}>("{row.name}")')
+            what = "spanning_operation" if row.is_operation else f"spanning<{row.result}>"
+            before = resolved(row, f'{what}("{row.name}")')
         elif row.policy in ("route", "come") and row.communicator is not None:
             before = resolved(row, f"the_bridge()->{row.name}({given})")
             if row.policy == "come":
@@ -138,7 +145,7 @@ def entry(row: Row, grouped: bool = False) -> str:
             before = f"  if (const Calls *b = the_bridge()) return b->{row.name}({given});\n"
         elif row.policy == "route":
             before = f"  const Inside inside;\n  if (const Calls *b = bridge(inside)) return b->{row.name}({given});\n"
-        if grouped and row.communicator is not None and "Stream" in row.parameters:
+        if grouped and row.communicator is not None and row.is_operation:
             before += f"  operates_on(a{row.communicator});\n"
         text = (
             f"static {row.result}{space}first_{row.name}({kinds});\n"
@@ -161,8 +168,10 @@ def calls(rows: list[Row], source: str) -> str:
     """The functions that the bridge has, as a struct of their addresses, and a number that tells such lists apart."""
     routed = [row for row in rows if row.policy in TO_THE_BRIDGE]
     members = [f"{row.result} (*{row.name})({', '.join(row.parameters)});".replace("* (", "*(") for row in routed]
-    digest = zlib.crc32("\n".join(members).encode())
     of_hccl = bool(rows) and rows[0].is_in("hccl")
+    # What the list stands in is part of what door and bridge have to agree on.
+    around = [(SOURCES / name).read_text() for name in ("front_door.hpp", f"calls_{'hccl' if of_hccl else 'nccl'}.hpp")]
+    digest = zlib.crc32("\n".join([*members, *around]).encode())
     header, space = ("abi_hccl.hpp", "isthmus::interpose::hccl") if of_hccl else ("abi.hpp", "isthmus::interpose")
     head = f'// Made from {source} by scripts/interpose_entries.py.\n#pragma once\n\n#include "{header}"\n'
     body = "".join(f"  {member}\n" for member in members)

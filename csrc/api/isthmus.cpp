@@ -644,6 +644,14 @@ isthmus_result isthmus_dump_next(char *path, size_t bytes) {
   });
 }
 
+isthmus_result isthmus_dump_records(char **json) {
+  return guarded([&] {
+    if (!json) i::fail(Code::Argument, "dump_records: json must not be NULL");
+    *json = copy_text(i::observe::dump_records());
+    return ISTHMUS_OK;
+  });
+}
+
 isthmus_result isthmus_dump_written(void) {
   i::observe::dump_written();
   return ISTHMUS_OK;

@@ -118,7 +118,7 @@ struct HcclRank {
         done.store(next, std::memory_order_release);
         back.ring();
       }
-    } catch (const Error &e) { failure.keep({e.code(), e.text()}); }
+    } catch (const Error &e) { failure.keep({e.code(), e.text()}, false); }
     if (left.load()) device::abandoned_thread_is_back();
     ended.store(true, std::memory_order_release);
     back.ring();

@@ -93,7 +93,8 @@ class IslandCommunicator {
   // or some time is up.
   virtual bool aborting() const noexcept { return false; }
 
-  // Whether status() is not OK, or the stream runs no more. Cheap.
+  // Whether status() is not OK, or the stream runs no more. Cheap, but for the call that finds out that the device has failed: that one gives the
+  // driver up to 2 s to say how.
   virtual bool failed() const noexcept = 0;
   // The call of this communicator in which a thread is now (static text), or nullptr. Only libraries whose calls block say so.
   virtual const char *inside() const noexcept { return nullptr; }

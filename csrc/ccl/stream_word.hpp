@@ -1,6 +1,7 @@
 // A vendor's library says no more of a device's failure than that there is one. The stream knows which.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <utility>
@@ -12,14 +13,19 @@
 
 namespace isthmus::ccl {
 
+// How many questions a driver has not answered yet. Meanwhile nobody asks: of many communicators one waits for a driver that hangs.
+inline std::atomic<int> unanswered{0};
+
 // Adds what `stream` says to a failure of the library's. The driver has 2 s to answer: a thread that waits for the device may have the driver
 // locked. Any thread; also one that drives operations, as these have failed.
 inline Status with_stream_word(Status s, const std::shared_ptr<device::Stream> &stream) noexcept {
   constexpr double kAnswer = 2;
-  if (s.ok()) return s;
+  if (s.ok() || unanswered.load(std::memory_order_relaxed) > 0) return s;
   try {
-    const auto device = device::call_within(kAnswer, [stream] { return stream->status(); });
-    if (device && !device->ok()) s.text += "; its stream has failed: " + device->text;
+    const auto device = device::call_within(
+        kAnswer, [stream] { return stream->status(); }, [] { unanswered.fetch_sub(1, std::memory_order_relaxed); });
+    if (!device) unanswered.fetch_add(1, std::memory_order_relaxed);  // the answer may be here meanwhile
+    else if (!device->ok()) s.text += "; its stream has failed: " + device->text;
   } catch (const std::exception &) {}  // no memory: the library's words stand alone
   return s;
 }

@@ -1,7 +1,7 @@
 // DeviceHealth tells whether the device of a rank still works. A device that has failed, or that the program has reset, signals nothing more.
 //
 // A thread that waits does not ask the driver. The driver's call could wait for the very work that goes on when that thread has opened a gate. So
-// the device worker asks.
+// the device worker asks. (Where a library has said that the device has failed, its communicator asks, once: ccl/stream_word.hpp.)
 //
 //   who waits                                 the device worker
 //   nothing of the device has gone on

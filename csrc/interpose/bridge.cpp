@@ -69,6 +69,11 @@ constinit std::atomic<const Bridged *> the_calls{nullptr};
 
 ThreadState &thread() noexcept { return the_thread; }
 
+Result refuse_operation(const char *name) noexcept {
+  const Result code = refuse(name, true);
+  return the_calls.load(std::memory_order_acquire)->fail_group(code, reason_for(name, real(), true));
+}
+
 const Bridged *open_bridge() noexcept {
   if (const Bridged *known = the_calls.load(std::memory_order_acquire)) return known;
   if (none.load(std::memory_order_relaxed)) return nullptr;

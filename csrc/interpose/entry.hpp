@@ -26,7 +26,8 @@ inline Team given_up<Team>(Result) noexcept {
   return {0, -1, 0};
 }
 
-// refused(): there is no real function. spanning(): the communicator spans vendors. Both set the text for ncclGetLastError.
+// refused(): there is no real function. spanning(): the communicator spans vendors. spanning_operation(): likewise, and the call
+// would be part of an open group. All set the text for ncclGetLastError.
 template <class R>
 R refused(const char *name) noexcept {
   return given_up<R>(refuse(name));
@@ -35,5 +36,6 @@ template <class R>
 R spanning(const char *name) noexcept {
   return given_up<R>(refuse(name, true));
 }
+inline Result spanning_operation(const char *name) noexcept { return refuse_operation(name); }
 
 }  // namespace isthmus::interpose

@@ -41,5 +41,7 @@ template <>
 inline Result spanning<Result>(const char *name) noexcept {
   return refuse(name, true);
 }
+// The same of a call that would be part of an open group.
+inline Result spanning_operation(const char *name) noexcept { return refuse_operation(name); }
 
 }  // namespace isthmus::interpose

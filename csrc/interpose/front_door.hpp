@@ -40,9 +40,13 @@ struct FrontDoor {
   void (*say)(int level, const char *text);  // a line of the log; 2: info, 3: warning
 };
 
+enum Result : int;  // the vendor's own
 // What the bridge gives a front door in turn. calls_nccl.hpp and calls_hccl.hpp add the calls.
 struct Bridged {
   uintptr_t handles;  // where the range of handles begins
+  // The door has refused an operation of a communicator that spans vendors: `code`, which it gives back. The group that is open
+  // on this thread fails with the operation. `why` must stay for good.
+  Result (*fail_group)(Result code, const char *why);
 };
 // The function of the bridge for a family of front doors. Null: the bridge was built with another front door.
 using OpenBridge = const Bridged *(const FrontDoor *);

@@ -55,6 +55,8 @@ void keep(const char *reason) noexcept;  // as the text for ncclGetLastError; th
 // Refuses a call: there is no real function, or (`spans`) the communicator spans vendors and cannot make this call. Keeps
 // the reason, where the vendor has a way to ask for a reason, and returns the code.
 Result refuse(const char *name, bool spans = false) noexcept;
+// Refuses an operation of a communicator that spans vendors. A group that is open on this thread fails with it.
+Result refuse_operation(const char *name) noexcept;
 // The reason for refuse(). The first time for a name, the reason is also a line of the log.
 const char *reason_for(const char *name, const Real &, bool spans = false) noexcept;
 

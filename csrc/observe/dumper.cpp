@@ -39,6 +39,7 @@ struct Dumper {
   int rank ISTHMUS_GUARDED_BY(mutex) = -1;
   uint64_t taken ISTHMUS_GUARDED_BY(mutex) = 0;  // of the requests
   uint64_t written ISTHMUS_GUARDED_BY(mutex) = 0;
+  int reading ISTHMUS_GUARDED_BY(mutex) = 0;     // threads that read the communicators
   bool other ISTHMUS_GUARDED_BY(mutex) = false;  // another thread than ours writes
   bool stop ISTHMUS_GUARDED_BY(mutex) = false;
   std::thread thread ISTHMUS_GUARDED_BY(watching);
@@ -77,12 +78,26 @@ void write_file(const std::string &path, const std::string &text) {
   if (::rename(unfinished.c_str(), path.c_str()) != 0) fail_system(path.c_str(), errno);
 }
 
-// What comm.dump() gives, of each communicator of the process.
-std::string records(const std::vector<std::shared_ptr<comm::Communicator>> &all) {
-  std::string text = "[";
-  for (const auto &comm : all) text += (text.size() > 1 ? ",\n" : "\n") + dump_json(*comm);
-  return text + "\n]\n";
-}
+// The communicators that are watched, for a thread that reads them. unwatch() waits for the end of this object.
+struct Reading {
+  explicit Reading(Dumper &d) : dumper(d) {
+    const Lock lock(d.mutex);
+    for (const auto &weak : d.communicators)
+      if (auto comm = weak.lock()) all.push_back(std::move(comm));
+    ++d.reading;
+  }
+  ~Reading() {
+    all.clear();
+    const Lock lock(dumper.mutex);
+    --dumper.reading;
+    dumper.changed.notify_all();
+  }
+  Reading(const Reading &) = delete;
+  Reading &operator=(const Reading &) = delete;
+
+  Dumper &dumper;
+  std::vector<std::shared_ptr<comm::Communicator>> all;
+};
 
 // Whether there is a request that no thread has taken. This thread takes the request.
 bool take(Dumper &d) ISTHMUS_REQUIRES(d.mutex) {
@@ -105,7 +120,6 @@ void run(Dumper &d) {
   for (;;) {
     await_request(d);
     std::string path;
-    std::vector<std::shared_ptr<comm::Communicator>> all;
     {
       const Lock lock(d.mutex);
       if (d.stop) return;
@@ -115,14 +129,11 @@ void run(Dumper &d) {
       }
       if (!take(d)) continue;
       path = file_name(d.pattern, d.rank);
-      for (const auto &weak : d.communicators)
-        if (auto comm = weak.lock()) all.push_back(std::move(comm));
     }
     try {
-      write_file(path, records(all));
+      write_file(path, dump_records());
       ISTHMUS_INFO("wrote the flight record to {}", path);
     } catch (const std::exception &e) { ISTHMUS_ERROR("the flight record was not written (ISTHMUS_DUMP): {}", e.what()); }
-    all.clear();
     note_written(d);
   }
 }
@@ -164,11 +175,13 @@ void unwatch(const comm::Communicator &comm) noexcept {
   Dumper &d = dumper();
   const Lock one(d.watching);
   {
-    const Lock lock(d.mutex);
+    Lock lock(d.mutex);
     std::erase_if(d.communicators, [&](const auto &weak) {
       const auto there = weak.lock();
       return !there || there.get() == &comm;
     });
+    constexpr std::chrono::seconds kRead{2};
+    d.changed.wait_for(lock, kRead, [&]() ISTHMUS_REQUIRES(d.mutex) { return d.reading == 0; });
     if (!d.communicators.empty() || d.stop) return;
     d.stop = true;
     engine::set_late_hook(nullptr);
@@ -210,6 +223,13 @@ bool next_dump(std::string &path) {
     }
     await_request(d);
   }
+}
+
+std::string dump_records() {
+  const Reading now(dumper());
+  std::string text = "[";
+  for (const auto &comm : now.all) text += (text.size() > 1 ? ",\n" : "\n") + dump_json(*comm);
+  return text + "\n]\n";
 }
 
 void dump_written() noexcept { note_written(dumper()); }

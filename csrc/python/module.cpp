@@ -36,6 +36,18 @@ std::string json_of(Question question) {
   return out;
 }
 
+std::optional<std::string> next_dump() {
+  char path[4096];
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_dump_next(path, sizeof path);
+  }
+  if (result == ISTHMUS_ERR_ABORTED) return std::nullopt;
+  check(result);
+  return path;
+}
+
 std::unique_ptr<PythonCommunicator> make(int rank, int world_size, OptionalText address,
                                          const std::optional<py::bytes> &unique_id, OptionalText island, OptionalText bridge,
                                          py::object timeout, OptionalText name, OptionalText settings, py::object exchange) {
@@ -194,17 +206,8 @@ PYBIND11_MODULE(_core, m) {
       "raised_settle", [] { check(isthmus_raised_settle()); }, py::call_guard<NoGil>());
   m.def("raiser", &isthmus_raiser);
   m.def("take_over_dumps", [] { check(isthmus_dump_next(nullptr, 0)); });
-  m.def("next_dump", []() -> std::optional<std::string> {
-    char path[4096];
-    isthmus_result result;
-    {
-      NoGil nogil;
-      result = isthmus_dump_next(path, sizeof path);
-    }
-    if (result == ISTHMUS_ERR_ABORTED) return std::nullopt;
-    check(result);
-    return path;
-  });
+  m.def("next_dump", &next_dump);
+  m.def("dump_records", [] { return json_of(isthmus_dump_records); });
   m.def("dump_written", [] { isthmus_dump_written(); });
   m.def(
       "settle_dumps", [](double seconds) { isthmus_dump_settle(seconds); }, py::arg("seconds"), py::call_guard<NoGil>());

@@ -38,7 +38,7 @@
  *   then STREAM                                            copies the last output there; what was copied is one more output
  *   kind STREAM KIND                                       that stream is from now on 0, 1: the NULL one, 2: the thread's, 3: a blocking one, 4: not so
  *   bare CALL STREAM                                       all_reduce, broadcast, send (to the next rank) or recv (from the one before) of one
- *                                                          float, and nothing else: no memory, no copies, no output
+ *                                                          float, signal (NCCL, RCCL) or enqueue (HCCL), and nothing else: no memory, no copies, no output
  *   wild MINE INPUT STREAM                                 all_reduce with an address of nothing, or of the program's own memory (MINE 1), for its
  *                                                          output, or its input
  *   scale TYPE RESIDENCE [STREAM]                          makes a factor of the next input; with a stream that copies it to the device
@@ -509,6 +509,11 @@ static void bare(const char *call, void *s) {
   else if (!strcmp(call, "broadcast")) told(call, ncclBroadcast(spare, spare, 1, 7, 0, comms[now], s));
   else if (!strcmp(call, "send")) told(call, ncclSend(spare, 1, 7, next, comms[now], s));
   else if (!strcmp(call, "recv")) told(call, ncclRecv(spare, 1, 7, before, comms[now], s));
+#ifdef ASCEND
+  else if (!strcmp(call, "enqueue")) told(call, ((int (*)(comm_handle, const void *, void *, void *))found("HcclGroupEnqueueOp"))(comms[now], NULL, s, NULL));
+#else
+  else if (!strcmp(call, "signal")) told(call, FOUND(ncclSignal)(next, 0, 0, 0, comms[now], s));
+#endif
   else die(call, line_number);
 }
 

@@ -12,7 +12,7 @@ import pytest
 from doors import preloaded
 from spanning import TWO_DEVICES, WITHOUT_GATES, Rank, fleet, given, run, summed
 
-INVALID_ARGUMENT, SYSTEM, INTERNAL = 4, 2, 3
+INVALID_ARGUMENT, INVALID_USAGE, SYSTEM, INTERNAL = 4, 5, 2, 3
 HALF = "(of the group nothing was launched on '"
 # In a group: of the library's own communicator, which is number 1, and of the one that spans vendors.
 BOTH = ("comm 1", "all_reduce 7 0 5 0 0 0", "comm 0", "all_reduce 7 0 5 0 0 1")
@@ -128,6 +128,20 @@ def test_a_part_that_fails_in_a_group_says_what_was_launched(scripted: dict[str,
         assert f" end: {INTERNAL}, " in line and HALF in line, line
         assert f"'; what it has on communicators of {rank.vendor.upper()}'s own was)" in line, line
         assert rank.output == given(number) + NOTHING
+
+
+def test_an_operation_that_is_the_librarys_alone_fails_its_group(scripted: dict[str, Path]) -> None:
+    """On a communicator that spans vendors. Nothing of the group is launched; the group's error has the operation's text."""
+    ranks = with_parts()
+    for number, rank in enumerate(ranks):
+        rank.say("group", *BOTH, "bare signal 0", "end", "wait", "group", *BOTH, "end", "wait")
+        rank.inputs.append(given(number, 4))
+    run(ranks, scripted)
+    for number, rank in enumerate(ranks):
+        for line, what in zip(told(rank, 2), ("signal", "end"), strict=True):
+            assert f" {what}: {INVALID_USAGE}, " in line, line
+            assert "ncclSignal: this communicator spans several vendors" in line, line
+        assert rank.output == NOTHING * 2 + given(number) + summed(2)
 
 
 @preloaded

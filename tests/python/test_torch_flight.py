@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from datetime import timedelta
@@ -15,6 +17,7 @@ import torch.distributed as dist
 
 import isthmus.torch
 import torch_ranks
+from events import until
 from patience import patient
 from torch_ranks import hear, tell
 
@@ -136,6 +139,35 @@ def test_a_record_is_written_whole_and_tells_of_every_group(tmp_path: Path) -> N
     (entry,) = (e for e in record["entries"] if e["process_group"][1] == "isthmus halves")
     assert (entry["profiling_name"], entry["input_sizes"], entry["input_dtypes"]) == ("gloo:all_reduce", [[3]], ["float64"])
     assert entry["state"] == "completed" and entry["time_discovered_completed_ns"] > entry["time_created_ns"]
+
+
+def wanted(path: Path) -> bytes:
+    """The record that a signal asks for."""
+    path.unlink(missing_ok=True)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    until(path.exists)
+    return path.read_bytes()
+
+
+def test_a_record_that_is_wanted_tells_of_every_communicator_of_the_process(tmp_path: Path) -> None:
+    """Of PyTorch's groups in the analyser's format, of all in the library's; also when PyTorch's groups have ended."""
+
+    def body(folder: Path) -> list[Any]:
+        path = Path(os.environ["ISTHMUS_DUMP"])
+        dist.init_process_group("isthmus", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)
+        os.environ.update(ISTHMUS_RANK="0", ISTHMUS_WORLD_SIZE="1")
+        with isthmus.init() as comm:
+            comm.barrier()
+            beside = pickle.loads(wanted(path))
+            dist.destroy_process_group()
+            return [beside, pickle.loads(wanted(path))]
+
+    environment = {"ISTHMUS_DUMP": str(tmp_path / "record")}
+    ((beside, alone),) = torch_ranks.run(1, body, tmp_path, init=False, env=environment)
+    assert [config["desc"] for config in beside["pg_config"].values()] == ["isthmus default_pg"], beside
+    assert alone["pg_config"] == {} and [one["communicator"] for one in alone["isthmus"]] == ["world"], alone
+    collectives = [[entry["collective"] for entry in one["entries"]] for one in beside["isthmus"]]
+    assert len(collectives) == 2 and collectives[1] == ["barrier"], beside
 
 
 def test_groups_come_and_go_where_records_are_wanted(tmp_path: Path) -> None:

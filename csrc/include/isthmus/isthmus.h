@@ -297,8 +297,10 @@ ISTHMUS_API isthmus_result isthmus_comm_raised(isthmus_comm_t comm, const char *
 ISTHMUS_API int isthmus_raiser(double waited);
 /* For who writes the flight records of the process in the library's place (ISTHMUS_DUMP). next: waits until one is wanted and puts the name
  * of the file into path; ISTHMUS_ERR_ABORTED once there is no communicator that wants any. With bytes 0 it only takes over, and does not
- * wait. written: it is there. settle: waits until what is wanted is written, at most so many seconds. */
+ * wait. records: what the library itself would write, JSON, to be freed with isthmus_free: what isthmus_comm_dump gives, of each communicator
+ * of the process that names a file. written: the file is there. settle: waits until what is wanted is written, at most so many seconds. */
 ISTHMUS_API isthmus_result isthmus_dump_next(char *path, size_t bytes);
+ISTHMUS_API isthmus_result isthmus_dump_records(char **json);
 ISTHMUS_API isthmus_result isthmus_dump_written(void);
 ISTHMUS_API isthmus_result isthmus_dump_settle(double seconds);
 /* JSON, NUL-terminated, to be freed with isthmus_free. topology: hosts, islands, ranks, links. explain: the plan of this rank

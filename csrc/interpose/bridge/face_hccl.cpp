@@ -94,10 +94,12 @@ Result destroy(Handle handle) {
 }
 
 Result group_end() { return end_group(face()); }
+Result fail_group(Result code, const char *) { return note(code); }  // no program can ask for a text
 
 interpose::hccl::Calls make_calls() {
   interpose::hccl::Calls c{};
   c.handles = reserve_handles();
+  c.fail_group = Caught<fail_group>::call;
   c.HcclGetRootInfo = Caught<get_root_info>::call;
   c.HcclGetRootInfoScalable = Caught<get_root_info_scalable>::call;
   c.HcclCommInitRootInfo = Caught<init>::call;

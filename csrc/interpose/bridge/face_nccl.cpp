@@ -223,12 +223,17 @@ Result revoke(Handle handle, int flags) {
 }
 
 Result group_end() { return end_group(face()); }
+Result fail_group(Result code, const char *why) {
+  face().tell_again(why);  // so that the group's error has the text
+  return note(code);
+}
 // Forgets the group: no call of the group is to be made.
 void group_forget() { delete face().take_pending(); }
 
 interpose::Calls make_calls() {
   interpose::Calls c{};
   c.handles = reserve_handles();
+  c.fail_group = Caught<fail_group>::call;
   c.ncclGetUniqueId = Caught<get_unique_id>::call;
   c.ncclCommInitAll = Caught<init_all>::call;
   c.ncclCommInitRank = Caught<init_rank>::call;

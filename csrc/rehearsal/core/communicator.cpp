@@ -84,8 +84,8 @@ Code Communicator::submit_locked(const Entered &inside, const Entry &e, const St
     }
     const Fabric::Stop stopped = [self, s] { return self->cancelled() || s->given_up(); };
     if (extras.late) {
-      self->state.store(extras.late);
       if (breaks_device) self->device.break_down(breaks_device);
+      self->state.store(extras.late);  // the library finds out what has happened
     }
     if (extras.late || extras.hang) poll_until(stopped);
     else work(*self->fabric_, stopped);

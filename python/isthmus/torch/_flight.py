@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -144,7 +145,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def write_when_wanted(record_now: Callable[[], Mapping[str, Any]]) -> None:
-    """Writes the record where ISTHMUS_DUMP says whenever it is wanted, on a thread, until the last group is gone."""
+    """Writes the record where ISTHMUS_DUMP says whenever it is wanted, on a thread, until the last communicator is gone."""
     global _asked
     with _writing:
         _core.take_over_dumps()
@@ -153,6 +154,19 @@ def write_when_wanted(record_now: Callable[[], Mapping[str, Any]]) -> None:
             thread = threading.Thread(target=_write_when_wanted, args=(record_now,), name="isthmus-dump", daemon=True)
             thread.start()
             _ending.threads[:] = [thread]  # the one before has ended
+
+
+def _everything(record_now: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """PyTorch's groups as the analyser reads them. Under "isthmus": what the library would write, of all communicators."""
+    communicators: list[dict[str, Any]] = json.loads(_core.dump_records())
+    found: Mapping[str, Any] = {"version": _VERSION, "pg_config": {}, "pg_status": {}, "entries": []}
+    found = {**found, "rank": communicators[0]["rank"] if communicators else 0}
+    if dist.is_initialized():
+        try:
+            found = record_now()
+        except Exception as error:  # the program may be ending its groups just now
+            print(f"isthmus: the flight record has no groups of PyTorch: {error}", file=sys.stderr)
+    return {**found, "isthmus": communicators}
 
 
 def _write_when_wanted(record_now: Callable[[], Mapping[str, Any]]) -> None:
@@ -168,7 +182,7 @@ def _write_when_wanted(record_now: Callable[[], Mapping[str, Any]]) -> None:
                 known = _asked  # a group was made meanwhile
             continue
         try:
-            write_to(record_now(), Path(path))
+            write_to(_everything(record_now), Path(path))
         except Exception as error:  # a record that cannot be written must not end the thread that writes the next
             print(f"isthmus: the flight record was not written (ISTHMUS_DUMP): {error}", file=sys.stderr)
         finally:
