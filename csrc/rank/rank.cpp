@@ -167,11 +167,13 @@ std::vector<Record> look_at_records(RankCore &core, Collectives &collectives, Me
 }  // namespace
 
 // An operation that ends is in no list for a moment before it is in the recorder. Collectives have consecutive numbers, so a gap tells of one. A
-// message is pending until it is in the recorder. So this looks again, for 50 ms: others are pending before they are in a list.
+// message is pending until it is in the recorder. So this looks again: for 50 ms, as others are pending before they are in a list, and for a
+// second where there is a gap, which closes when the thread that has ended the operation goes on.
 std::vector<Record> Rank::records() {
-  const Deadline patience(0.05);
+  const Deadline patience(0.05), of_gap(1);
   std::vector<Record> all;
-  for (bool again = false; !again || !patience.passed(); again = true) {
+  bool gap = false;
+  for (bool again = false; !again || !(gap ? of_gap : patience).passed(); again = true) {
     if (again) std::this_thread::sleep_for(std::chrono::microseconds(100));
     const uint32_t pending = core_.pending.load(std::memory_order_acquire);
     size_t in_flight = 0;
@@ -179,7 +181,7 @@ std::vector<Record> Rank::records() {
     std::set<uint64_t> numbers;
     for (const Record &r : all)
       if (!is_message(static_cast<Collective>(r.collective))) numbers.insert(r.sequence);
-    const bool gap = !numbers.empty() && *numbers.rbegin() - *numbers.begin() + 1 != numbers.size();
+    gap = !numbers.empty() && *numbers.rbegin() - *numbers.begin() + 1 != numbers.size();
     if (!gap && in_flight >= pending) break;
   }
   return all;

@@ -53,23 +53,30 @@ def test_a_deadline_names_who_did_not_come_on_every_rank(zygote: Zygote, shape: 
         if me.rank == 2:
             me.hear()
             return None
-        said = me.caught(lambda: comm.all_reduce(np.ones(count), timeout=patient(2)))
+        work = comm.all_reduce(np.ones(count), timeout=patient(2) if me.rank == 0 else DEADLINE, async_op=True)
+        if me.rank != 0:
+            me.send("called")
+        said = me.caught(work.wait)
         return said["kind"], said["ranks"]
 
     with job(zygote, 4, body, shape, settings=RARELY) as ranks:
         all_say(ranks, "ready")
         if how == "is stopped":
             ranks[2].signal(signal.SIGSTOP)
-        go_on(ranks)
-        assert results([rank for rank in ranks if rank.rank != 2]) == [("TimeoutError", (2,))] * 3
+        others = [ranks[1], ranks[3]]
+        go_on(others)
+        all_say(others, "called")  # before the deadline runs, which is rank 0's
+        go_on([ranks[0], ranks[2]])
+        assert results([ranks[0], *others]) == [("TimeoutError", (2,))] * 3
 
 
 def test_a_message_names_its_peer_and_a_group_the_same(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
         comm = me.init()
         comm.barrier()
+        me.send("out")  # who has left a barrier may fail before the others have
+        me.hear()
         if me.rank == 1:
-            me.hear()
             return None
         x = np.zeros(3)
         if me.rank == 0:
@@ -82,6 +89,8 @@ def test_a_message_names_its_peer_and_a_group_the_same(zygote: Zygote, shape: st
         return me.caught(grouped)  # which hears of the other's deadline
 
     with job(zygote, 3, body, shape) as ranks:
+        all_say(ranks, "out")
+        go_on([ranks[0], ranks[2]])
         for said in results([ranks[0], ranks[2]]):
             assert said["kind"] == "TimeoutError" and said["ranks"] == (1,), said
         ranks[1].tell("end")

@@ -19,7 +19,7 @@ from devices import DeviceArray, run_fleet, vendor
 from events import until
 
 COUNT = 300_000
-DEADLINE = patient(2)  # which has to pass
+DEADLINE = patient(8)  # which has to pass
 
 
 def exchange(fault: str, told: str) -> tuple[str, str, float]:

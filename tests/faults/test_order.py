@@ -79,12 +79,15 @@ def test_a_receive_that_nobody_sends_to_names_the_sender(zygote: Zygote, shape: 
     def body(me: Me) -> Any:
         comm = me.init()
         comm.barrier()
+        me.send("out")  # who has left a barrier may fail before the others have
+        me.hear()
         if me.rank == 0:
             return me.caught(lambda: comm.recv(np.ones(4), 1, 5, timeout=SHORT))
-        me.hear()
         return me.caught(comm.barrier)
 
     with job(zygote, 2, body, shape) as ranks:
+        all_say(ranks, "out")
+        ranks[0].tell("go")
         failure = ranks[0].result()
         assert failure["kind"] == "TimeoutError" and failure["took"] < SHORT + SOON, failure
         assert "rank 1" in failure["text"] and "recv" in failure["text"], failure
@@ -140,14 +143,17 @@ def test_ctrl_c_ends_a_blocking_call(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
         comm = me.init()
         comm.barrier()
+        me.send("out")  # who has left a barrier may fail before the others have
+        me.hear()
         if me.rank == 0:
             once_inside(comm, lambda: me.send("inside"))
             return me.caught(lambda: comm.all_reduce(np.ones(1 << 16)))
-        me.hear()
         until_failed(comm)  # before that a barrier meets an all_reduce, and is refused for that
         return me.caught(comm.barrier)
 
     with job(zygote, 2, body, shape) as ranks:
+        all_say(ranks, "out")
+        ranks[0].tell("go")
         ranks[0].expect("inside")
         ranks[0].signal(signal.SIGINT)
         failure = ranks[0].result()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from jobs import DEADLINE, SHAPES, Me, Zygote, all_say, job
+from jobs import DEADLINE, RARELY, SHAPES, Me, Zygote, all_say, job
 from patience import patient
 
 PART, PARTS, MORE = 25, 8, 40
@@ -119,7 +119,9 @@ def play(zygote: Zygote, cycle: Cycle, noticed: list[float]) -> None:
     fault, victim = cycle.fault, cycle.victim
     children: list[int] = []
     try:
-        with job(zygote, WORLD, lambda me: body(me, cycle), cycle.shape) as ranks:
+        # A deadline asks the ranks on its way to the victim. None is silent for several heartbeats where these are rare.
+        settings = RARELY if fault in ("stop", "absent") else None
+        with job(zygote, WORLD, lambda me: body(me, cycle), cycle.shape, settings=settings) as ranks:
             children = all_say(ranks, "ready")[victim]
             since = 0.0
             if cycle.strikes:

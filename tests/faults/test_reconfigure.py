@@ -148,7 +148,7 @@ def test_where_nobody_comes_it_is_as_it_was_and_after_a_loss_it_has_the_ranks_th
         whole = about(comm, me)
         me.send("ready")
         me.caught(lambda: forever(comm))
-        comm.set_timeout(patient(3))
+        comm.set_timeout(patient(8))
         lost = me.caught(lambda: comm.reconfigure(ticket=ticket))
         return nobody["kind"], whole, lost["kind"], "gone over to the 2 ranks" in lost["text"], about(comm, me)
 

@@ -155,7 +155,7 @@ def test_ranks_that_come_one_by_one_are_waited_for(scripted: dict[str, Path], tm
     ranks = fleet("nnna")
     sums(ranks, "init")
     late(ranks, "second", "third", "fourth")
-    census = patient(6)
+    census = patient(12)
     for rank in ranks:
         rank.environment["ISTHMUS_CENSUS"] = str(census)
 
@@ -332,8 +332,9 @@ def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
 def test_a_group_that_misses_ranks_names_its_other_communicators(scripted: dict[str, Path], tmp_path: Path) -> None:
     """Rank 1 makes the two one after the other, so it waits for the group, and the group for it."""
     ranks = fleet("na")
-    ranks[1].say("use first", "id", "use second", "id", "use first", "join 1 2")
-    ranks[0].say("group", "use first", "join 0 2", "use second", "join 0 2", "end")
+    # Both ids are served by the process of rank 1, which stays until rank 0 has its error.
+    ranks[1].say("use first", "id", "use second", "id", "use first", "join 1 2", "expect over")
+    ranks[0].say("group", "use first", "join 0 2", "use second", "join 0 2", "end", "touch over")
     for rank in ranks:
         rank.environment["ISTHMUS_TIMEOUT"] = str(GAP)
     run(ranks, scripted, tmp_path, spans=False)
@@ -372,7 +373,7 @@ def test_a_rank_that_falls_silent_behind_the_census_costs_the_timeout_and_is_nam
     words = [sys.executable, "-c", SILENT, str(library), str(tmp_path), str(late)]
     silent = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     ranks = fleet("n")
-    ranks[0].say("id", "touch begun", "join 0 2", "touch ended")
+    ranks[0].say("touch begun", "id", "join 0 2", "touch ended")
     ranks[0].environment["ISTHMUS_TIMEOUT"] = str(timeout)
     try:
         run(ranks, scripted, tmp_path)

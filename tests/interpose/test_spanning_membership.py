@@ -401,7 +401,7 @@ def test_a_rank_that_does_not_call_is_named_and_an_abort_ends_the_wait(
     ranks[0].say("touch done")
     for rank in ranks[1:]:
         rank.say("init", "expect done", "abort")
-    ranks[0].environment["ISTHMUS_TIMEOUT"] = str(patient(5))
+    ranks[0].environment["ISTHMUS_TIMEOUT"] = str(patient(12))
 
     def let_go(job: list[subprocess.Popen[bytes]]) -> None:
         eventually((tmp_path / "again").exists, "rank 0 does not call again")

@@ -105,7 +105,7 @@ def test_a_host_that_vanishes_is_lost_long_before_the_deadline(hosts: Hosts, fam
 # Then the kernel's probes tell whether its host is there, one a second, and one or two may be lost.
 @pytest.mark.parametrize(
     ("seconds", "window", "outage"),
-    [(3, None, None), (12, 16 << 10, None), (10, None, 2.5)],
+    [(3, None, None), (12, 16 << 10, None), (10, None, 1.5)],
     ids=["past the limit of a host that vanishes", "past a full window", "while no packet passes for a while"],
 )
 def test_a_process_that_is_stopped_on_another_host_is_late_and_not_lost(

@@ -28,7 +28,7 @@ def test_what_a_rank_has_sent_last_comes_also_where_its_packets_were_lost(does: 
             if does == "send":
                 assert line(ranks[0])["right"]
             with pytest.raises(subprocess.TimeoutExpired):
-                ranks[0].wait(0.6)
+                ranks[0].wait(0.3)
             hosts.restore("cable", ends=[0])
             if does == "send":
                 assert line(ranks[1])["right"]

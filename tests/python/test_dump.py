@@ -213,6 +213,7 @@ def test_nothing_is_left_when_the_last_communicator_is_gone(processes: Callable[
         while "isthmus-dump" not in threads():  # it gives itself its name
             pass
         comm.destroy()
+        until(lambda: not threads(), "an end of all threads")  # the kernel lists one for a moment that was joined
         return threads()
 
     assert processes(2, body, str(tmp_path / "%r"), init=False) == [[], []]
