@@ -15,7 +15,7 @@
 namespace isthmus::bootstrap {
 namespace {
 
-constexpr int64_t kTellLatecomersNs = 1'000'000'000;  // after a failure: ranks that arrive within this time are told why
+constexpr int64_t kTellLatecomersNs = 3'000'000'000;  // after a failure: ranks that arrive within this time are told why
 constexpr int64_t kHearNs = 250'000'000;              // the time that the others have to read the failure and close
 constexpr int64_t kHearServedNs = 5'000'000'000;      // the same where nobody waits for the root
 constexpr const char *kOneWayForAll =

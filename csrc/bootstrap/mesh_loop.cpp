@@ -242,7 +242,7 @@ void Mesh::State::on_readable(Peer &peer) {
   for (size_t reads = 0; end.empty(); ++reads) {
     uint16_t type = 0;
     std::span<const std::byte> body;
-    net::FrameReader::Result r;
+    auto r = net::FrameReader::Result::More;
     while (end.empty() && (r = p.reader.next(type, body)) == net::FrameReader::Result::Frame) {
       if (type < kFirstOwnType) {
         ++p.had;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kAnswerMs = 150;  // for a process that is well
 constexpr double kPatienceSeconds =
-    1.5;  // with one whose heartbeats still come; several that are asked at once have that time together
+    2.5;  // with one whose heartbeats still come; several that are asked at once have that time together
 constexpr double kSearchSeconds = 6;  // of one search for a culprit
 
 template <class T>

@@ -130,10 +130,14 @@ TEST(Mesh, WhoWaitsToBeHeardWaitsForThatAndNoLongerAlsoWhereItsConnectionIsCarri
 TEST(Mesh, WhoWaitsToBeHeardWaitsForThePeersKernelAndNotForItsNextHeartbeat) {
   TwoWays w("ISTHMUS_HEARTBEAT_MS=60000");
   if (!w.made()) GTEST_SKIP() << "this host has one loopback address";
-  ASSERT_TRUE(w.a.mesh->send(*w.of_a, 5, bytes("the last")));
-  const int64_t begun = now_ns();
-  w.a.mesh->await_heard();
-  EXPECT_LT(now_ns() - begun, 2'000'000'000);  // the most that it waits is 4 s
+  bool at_once = false;
+  for (int tries = 5; !at_once && tries > 0; --tries) {  // this process may be held up
+    ASSERT_TRUE(w.a.mesh->send(*w.of_a, 5, bytes("the last")));
+    const int64_t begun = now_ns();
+    w.a.mesh->await_heard();
+    at_once = now_ns() - begun < 2'000'000'000;  // the most that it waits is 4 s
+  }
+  EXPECT_TRUE(at_once);
 }
 
 TEST(Mesh, WhereNoOtherWayIsTakenASilentPeerIsLostAsBefore) {

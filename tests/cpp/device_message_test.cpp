@@ -626,7 +626,7 @@ TEST(DeviceMessage, WithoutAnotherSideEnd) {
           MUST(eventually([&] { return isthmus_comm_error(r.comm) != ISTHMUS_OK; }));
           return;
         }
-        OK(isthmus_comm_set_timeout(r.comm, isthmus_test::patient(1)));
+        OK(isthmus_comm_set_timeout(r.comm, isthmus_test::patient(3)));
         UserStream user;
         const isthmus_call how = on(user.stream);
         const isthmus_call *const call = streamed ? &how : nullptr;

@@ -814,17 +814,28 @@ TEST(DeviceRank, AbortDoesNotWaitForTheUsersStream) {
 TEST(DeviceRank, ARankThatDoesNotCallIsNamedAtTheDeadline) {
   for (const size_t count : {size_t{2}, size_t{100'000}})
     for (const std::vector<std::string> &fleets : {std::vector<std::string>{"0a 1b", "2a 3a"}, {"0a 1a -b", "-a 2b"}})
-      fly_at_once(fleets, [count](Rank &r) {
+      fly_at_once(fleets, [count, called = std::make_shared<std::array<std::atomic<int>, 4>>()](Rank &r) {
         Collective(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 1000).run();
         Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, count);
         OK(isthmus_barrier(r.comm, nullptr, nullptr));
-        OK(isthmus_comm_set_timeout(r.comm, isthmus_test::patient(2)));
         const int absent = r.size - 1;
         if (r.rank == absent) {
           MUST(eventually([&] { return isthmus_comm_error(r.comm) != ISTHMUS_OK; }));
           return;
         }
-        const isthmus_result result = c.call();
+        // The deadline is rank 0's, and runs when the others have called.
+        std::atomic<int> &of_fleet = (*called)[static_cast<size_t>(r.size)];
+        Work work;
+        isthmus_result result = ISTHMUS_OK;
+        if (r.rank == 0) {
+          MUST(eventually([&] { return of_fleet >= absent - 1; }));
+          OK(isthmus_comm_set_timeout(r.comm, isthmus_test::patient(2)));
+          result = c.call();
+        } else {
+          OK(c.call(nullptr, &work.work));
+          ++of_fleet;
+          result = work.wait();
+        }
         const std::string text = isthmus_last_error();
         EXPECT_EQ(result, ISTHMUS_ERR_TIMEOUT) << text;
         EXPECT_NE(text.find("rank " + std::to_string(absent)), std::string::npos) << text;

@@ -760,7 +760,7 @@ TEST(HostStreams, AForkedChildLeavesThemAlone) {
 }
 
 TEST(ACallThatMayNotComeBack, HasTheTimeInWhichItsProcessRunsAndNotThatInWhichItIsStopped) {
-  const double patience = patient(2);
+  const double patience = patient(8);
   int begun[2], over[2];
   ASSERT_EQ(::pipe(begun), 0);
   ASSERT_EQ(::pipe(over), 0);
@@ -770,7 +770,7 @@ TEST(ACallThatMayNotComeBack, HasTheTimeInWhichItsProcessRunsAndNotThatInWhichIt
     char byte;
     const bool runs = ::read(begun[0], &byte, 1) == 1;
     if (!runs || ::kill(self, SIGSTOP) != 0) ::_exit(1);
-    ::usleep(static_cast<useconds_t>(1.5e6 * patience));
+    ::usleep(static_cast<useconds_t>(1e6 * (patience + 1)));
     const bool goes_on = ::kill(self, SIGCONT) == 0;
     ::usleep(300'000);  // for the one that waits to look
     ::_exit(goes_on && ::write(over[1], "", 1) == 1 ? 0 : 1);

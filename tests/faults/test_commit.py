@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import isthmus
-from jobs import DEADLINE, Me, Zygote, all_say, forever, job, results, total, until_failed
+from jobs import DEADLINE, Me, Rank, Zygote, all_say, forever, job, results, total, until_failed
 from patience import patient
 from test_abort_meanwhile import in_it
 
@@ -36,12 +36,20 @@ def test_one_that_is_done_on_all_is_as_without_it(zygote: Zygote, shape: str) ->
         assert [one[4] for one in found] == [True, True, [3.0] * 4] and [one[5] for one in found] == [3.0] * 3
 
 
+def go_on(ranks: list[Rank]) -> None:
+    all_say(ranks, "out")
+    for rank in ranks:
+        rank.tell("go on")
+
+
 def test_what_has_ended_well_here_is_undone_where_a_rank_is_killed_that_had_not_come(zygote: Zygote, shape: str) -> None:
     """A broadcast ends on its root, and on each rank that has heard it, whether or not rank 2 has called it."""
 
     def body(me: Me) -> Any:
         comm = me.init()
         comm.barrier()
+        me.send("out")  # who has left a barrier may fail before the others have
+        me.hear()
         x = numbers(me, 4)
         if me.rank == 2:
             in_it(comm, me)
@@ -56,6 +64,7 @@ def test_what_has_ended_well_here_is_undone_where_a_rank_is_killed_that_had_not_
         return lost["kind"], lost["ranks"], "ended well here" in lost["text"], kept, x.tolist()
 
     with job(zygote, 4, body, shape) as ranks:
+        go_on(ranks)
         ranks[2].expect("the root waits")
         ranks[2].signal(signal.SIGKILL)
         ranks[3].tell("come")
@@ -218,6 +227,8 @@ def test_ctrl_c_ends_a_wait_for_the_others_and_theirs_at_once(zygote: Zygote, sh
     def body(me: Me) -> Any:
         comm = me.init()
         comm.barrier()
+        me.send("out")
+        me.hear()
         x = numbers(me, 4)
         if me.rank == 2:
             in_it(comm, me)
@@ -229,6 +240,7 @@ def test_ctrl_c_ends_a_wait_for_the_others_and_theirs_at_once(zygote: Zygote, sh
         return said["kind"], said["took"] < DEADLINE, x.tolist() == numbers(me, 4).tolist()
 
     with job(zygote, 4, body, shape) as ranks:
+        go_on(ranks)
         ranks[2].expect("the root waits")
         ranks[0].signal(signal.SIGINT)
         assert results(ranks[:2]) == [("KeyboardInterrupt", True, True), ("InterruptedError", True, True)]

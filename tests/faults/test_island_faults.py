@@ -184,7 +184,9 @@ def test_abort_ends_what_waits_and_leaves_a_communicator_without_the_library_alo
         plain = me.init(name="plain", settings={}, address=other)
         x = np.ones(100_000, np.float32)
         comm.all_reduce(x)
+        me.send("summed")
         if me.rank == 0:  # the library waits for rank 1 meanwhile
+            me.hear()
             work = comm.all_reduce(x, async_op=True)
             time.sleep(0.2)
             comm.abort("enough")
@@ -199,6 +201,8 @@ def test_abort_ends_what_waits_and_leaves_a_communicator_without_the_library_alo
         return report, total
 
     with job(zygote, 2, body, "AA") as ranks:
+        all_say(ranks, "summed")
+        ranks[0].tell("go")
         ranks[0].expect("aborted")
         ranks[1].tell("go")
         for rank in ranks:

@@ -11,7 +11,7 @@ from jobs import Zygote
 from membership_cycles import Set
 from patience import FACTOR
 
-BEATS = str(round(30 * FACTOR))  # the way to a host is taken for cut after 100 of them
+BEATS = str(round(60 * FACTOR))  # the way to a host is taken for cut after 100 of them
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def play(zygote: Zygote, cycle: Cycle, noticed: list[float]) -> None:
     children: list[int] = []
     try:
         # A deadline asks the ranks on its way to the victim. None is silent for several heartbeats where these are rare.
-        settings = RARELY if fault in ("stop", "absent") else None
+        settings = RARELY if fault in ("stop", "absent", "mismatch") else None
         with job(zygote, WORLD, lambda me: body(me, cycle), cycle.shape, settings=settings) as ranks:
             children = all_say(ranks, "ready")[victim]
             since = 0.0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import isthmus
-from jobs import Me, Zygote, all_say, job, results
+from jobs import RARELY, Me, Zygote, all_say, job, results
 from patience import SOON, patient
 
 SHORT = 0.5  # the deadline of a send that begins when its receiver has been stopped
@@ -107,7 +107,7 @@ def test_a_broadcast_to_a_stopped_rank_names_it_and_not_one_that_waits(zygote: Z
 
         return me.caught(both)
 
-    with job(zygote, 3, body, "tcp") as ranks:
+    with job(zygote, 3, body, "tcp", settings=RARELY) as ranks:
         all_say(ranks, "ready")
         ranks[2].signal(signal.SIGSTOP)
         for rank in ranks[:2]:

@@ -21,7 +21,7 @@ from patience import SOON, patient
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 from devices import DeviceArray, run_fleet
-from events import until, until_asleep
+from events import inside_a_call, until, until_asleep
 
 ENV = {"ISTHMUS_TIMEOUT": str(DEADLINE)}
 
@@ -221,7 +221,8 @@ def test_one_that_is_interrupted_tells_the_others_of_its_color(tmp_path: Path) -
     def body(comm: isthmus.Comm, folder: str) -> str:
         def interrupt() -> None:
             until(done(folder, 4))
-            time.sleep(0.5)  # it waits for rank 1 by now
+            until(lambda: not inside_a_call(comm))  # it knows all colors
+            until_asleep(threading.main_thread())
             os.kill(os.getpid(), signal.SIGINT)
 
         if comm.rank == 1:

@@ -77,7 +77,7 @@ def test_a_chain_of_receives_names_its_end(zygote: Zygote, shape: str) -> None:
 
 def test_a_rank_that_is_late_with_its_answer_is_not_blamed(zygote: Zygote, shape: str) -> None:
     """Rank 0 waits for 1, and 1 for 2, which does nothing. When rank 0 asks, rank 1 is too late for an answer at once, but
-    not silent for several heartbeats, which are rare here. Rank 0 waits for it for 1.5 s: where this process was held
+    not silent for several heartbeats, which are rare here. Rank 0 waits for it for 2.5 s: where this process was held
     up for as long, it is done once more."""
 
     def body(me: Me) -> Any:

@@ -305,8 +305,8 @@ def with_options() -> Any:
         told.append(configured(comm, data, other, wrong))
     told.append(from_device(data, 3))
     if RANK == 0:
-        told.append(configured(comm, data, name, (ours, timeout, {"i": 300})))
         begun, state = time.monotonic(), ctypes.c_int()
+        told.append(configured(comm, data, name, (ours, timeout, {"i": 300})))
         while state.value == 0 and time.monotonic() < begun + SOON:
             sound(library.ncclCommGetAsyncError(comm, ctypes.byref(state)), "ncclCommGetAsyncError")
             time.sleep(0.01)

@@ -41,6 +41,15 @@ def until(ranks: list[Process], what: Any, most: int = 400) -> list[Any]:
     raise AssertionError(said)
 
 
+def counted_up(ranks: list[Process], of: str, before: list[Any], most: int = 400) -> list[Any]:
+    """The same, once the second stream of each rank was "lost" or "back" once more than it said before."""
+    for _ in range(most):
+        said = until(ranks, lambda said: True)
+        if all(now["streams"][1][of] > had["streams"][1][of] for now, had in zip(said, before, strict=True)):
+            return said
+    raise AssertionError(said)
+
+
 def up(said: Any) -> list[bool]:
     return [stream["connected"] for stream in said["streams"]]
 
@@ -56,7 +65,7 @@ def says_how_long_it_delays_an_answer() -> bool:
 
 def finish(ranks: list[Process], folder: Path) -> list[str]:
     """Ends the ranks well; what they have logged, which they do with their heartbeats."""
-    before = [said["heartbeats"] for said in until(ranks, lambda said: True)]
+    before = [said["heartbeats"] for said in until(ranks, lambda said: all(up(said)))]
     while any(said["heartbeats"] < had + 3 for said, had in zip(until(ranks, lambda said: True), before, strict=True)):
         pass
     (folder / "over").touch()
@@ -185,11 +194,11 @@ def test_the_control_connection_goes_on_over_the_other_cable(hosts: Hosts, tmp_p
 def test_a_connection_that_is_reset_in_the_middle_of_an_operation_is_made_again(hosts: Hosts, tmp_path: Path) -> None:
     ranks = start(hosts, tmp_path)
     try:
-        until(ranks, lambda said: up(said) == [True, True])
+        before = until(ranks, lambda said: up(said) == [True, True])
         (tmp_path / "reset").touch()
-        said = until(ranks, lambda said: said["streams"][1]["lost"] == 1)
+        said = counted_up(ranks, "lost", before)
         assert said[0]["reset"] or said[0]["number"] > 1, said
-        until(ranks, lambda said: up(said) == [True, True] and said["streams"][1]["back"] == 1)
+        counted_up(ranks, "back", before)
         expect_log(finish(ranks, tmp_path))
     finally:
         end(ranks)
@@ -216,7 +225,7 @@ def test_a_process_that_is_killed_is_lost_at_once_whatever_streams_it_had(hosts:
         _, log = ranks[0].communicate(timeout=2 * SOON)
         assert ranks[0].returncode == 1 and "PeerLostError" in log and "closed its control connection" in log, log
         # Of no stream, but one that a busy machine has taken for silent before, for a moment.
-        assert log.count("was lost (") == log.count("is back"), log
+        assert log.count("was lost (") - log.count("is back") <= 1, log
     finally:
         end(ranks)
 
