@@ -1,6 +1,7 @@
 // The pool that helps with sums and copies: the same bits as one thread gives, whoever has work at the same time, and nothing left of it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <cstring>
@@ -95,7 +96,7 @@ TEST(HelperPool, CopiesEverySizeThroughTheCachesAndPastThem) {
           std::vector<char> from(bytes + shift), to(bytes + shift + 64, 'x');
           for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7 + i / 251);
           pool.copy(to.data() + 1, from.data() + shift, bytes, past);
-          EXPECT_EQ(std::memcmp(to.data() + 1, from.data() + shift, bytes), 0)
+          EXPECT_TRUE(std::equal(from.begin() + static_cast<std::ptrdiff_t>(shift), from.end(), to.begin() + 1))
               << bytes << " bytes, " << threads << " helpers";
           EXPECT_EQ(to[0], 'x');
           EXPECT_EQ(to[bytes + 1], 'x') << "nothing behind the end is written";

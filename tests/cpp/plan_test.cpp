@@ -133,11 +133,13 @@ TEST(Plan, AnAverageIsDividedByTheRanksWhereItIsRounded) {
       const auto t = world_of(islands);
       Request r = operation_of(Collective::AllReduce, 100'000).request;
       r.op = op;
-      for (int rank = 0; rank < t.size(); ++rank)
-        for (const Step &s : plan_collective(t, rank, r)->steps) {
+      for (int rank = 0; rank < t.size(); ++rank) {
+        const auto plan = plan_collective(t, rank, r);
+        for (const Step &s : plan->steps) {
           const bool rounds = s.kind == StepKind::Reduce && !s.partial;
           EXPECT_EQ(s.divisor, rounds && op == RedOp::Avg ? static_cast<uint64_t>(t.size()) : 1) << islands;
         }
+      }
     }
 }
 

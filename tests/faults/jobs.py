@@ -27,9 +27,7 @@ HERE = Path(__file__).resolve().parent
 ONECCL = HERE.parents[1] / "build" / "oneccl" / "libccl.so.2"
 SHAPES = ("shm", "tcp")  # all in shared memory; two islands with TCP between them
 DEADLINE = patient(40)  # of operations whose deadline no test is about: it never decides
-RARELY = {
-    "HEARTBEAT_MS": 5000
-}  # settings: who is late with an answer has 2.5 s for it, and is not taken for silent before
+RARELY = {"HEARTBEAT_MS": 5000}  # settings: who is late with an answer has 2.5 s for it, and is not taken for silent before
 HEARD = DEADLINE + SOON  # within which a rank says what became of them
 AT_FORK: frozenset[str] = frozenset()  # in a rank: what the process that it was forked from had imported
 
