@@ -167,10 +167,14 @@ void Fabric::run(const char *call, const Work &w, const Stop &stop) {
       else if (w.kind != Collective::Broadcast || w.root == rank_) std::memcpy(half, w.from + offset, bytes);
     };
     const auto take = [&] {
+      const auto take_piece =
+          [&](int r, std::byte *to) {  // what is in its place already is not written: others may read it meanwhile
+            if (r != rank_ || to != w.from + offset) std::memcpy(to, piece(r), bytes);
+          };
       switch (w.kind) {
-        case Collective::Broadcast: std::memcpy(w.to + offset, piece(w.root), bytes); return;
+        case Collective::Broadcast: take_piece(w.root, w.to + offset); return;
         case Collective::AllGather:
-          for (size_t r = 0; r < n; ++r) std::memcpy(w.to + r * w.count * width + offset, piece(static_cast<int>(r)), bytes);
+          for (size_t r = 0; r < n; ++r) take_piece(static_cast<int>(r), w.to + r * w.count * width + offset);
           return;
         case Collective::Reduce:
           if (w.root != rank_) return;
