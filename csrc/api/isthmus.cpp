@@ -69,7 +69,8 @@ namespace {
 
 constexpr int64_t kInsideNs = 2'000'000'000;  // for so long destroy and reconfigure wait for calls of other threads
 
-constexpr double kDumpSeconds = 2;  // for so long a flight record that is being written may hold up destroy
+constexpr double kDumpSeconds =
+    2;  // for so long a flight record that is wanted may hold up destroy; unwatch() has a bound of its own
 
 constexpr std::size_t kMembersBytes = 1024;  // of isthmus_options.members
 

@@ -21,11 +21,11 @@ Result PremulSums::find(const NcclLibrary &library, Handle handle, DType dtype, 
   uint64_t factor = by.has_factor ? by.factor : power_bits(dtype, by.halvings);
   if (m.op >= 0 && m.factor != factor)
     if (const Result r = f.RedOpDestroy(std::exchange(m.op, -1), handle); r != kSuccess)
-      return failure.keep(outcome(library, "end of an operation", r, handle), false), r;
+      return failure.keep(outcome(library, "end of an operation", r, handle)), r;
   if (m.op < 0) {
     m.factor = factor;
     const Result r = f.RedOpCreatePreMulSum(&m.op, &factor, type_number(dtype), kScalarOnHost, handle);
-    if (r != kSuccess) return m.op = -1, failure.keep(outcome(library, "operation for premul_sum", r, handle), false), r;
+    if (r != kSuccess) return m.op = -1, failure.keep(outcome(library, "operation for premul_sum", r, handle)), r;
   }
   *op = m.op;
   return kSuccess;

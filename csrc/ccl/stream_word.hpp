@@ -7,24 +7,26 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/fork.hpp"
 #include "ccl/first_failure.hpp"
 #include "device/abandoned.hpp"
 #include "device/runtime.hpp"
 
 namespace isthmus::ccl {
 
-// How many questions a driver has not answered yet. Meanwhile nobody asks: of many communicators one waits for a driver that hangs.
-inline std::atomic<int> unanswered{0};
+// How many questions a driver has not answered in time, and not since. Meanwhile nobody asks: of communicators that fail one after the other one
+// waits for a driver that hangs.
+inline PerProcess<std::atomic<int>> unanswered;
 
 // Adds what `stream` says to a failure of the library's. The driver has 2 s to answer: a thread that waits for the device may have the driver
-// locked. Any thread; also one that drives operations, as these have failed.
+// locked. Any thread. One that drives operations stands meanwhile, with all that it drives; once, as a driver that hangs is asked once.
 inline Status with_stream_word(Status s, const std::shared_ptr<device::Stream> &stream) noexcept {
   constexpr double kAnswer = 2;
-  if (s.ok() || unanswered.load(std::memory_order_relaxed) > 0) return s;
+  if (s.ok() || unanswered->load(std::memory_order_relaxed) > 0) return s;
   try {
     const auto device = device::call_within(
-        kAnswer, [stream] { return stream->status(); }, [] { unanswered.fetch_sub(1, std::memory_order_relaxed); });
-    if (!device) unanswered.fetch_add(1, std::memory_order_relaxed);  // the answer may be here meanwhile
+        kAnswer, [stream] { return stream->status(); }, [] { unanswered->fetch_sub(1, std::memory_order_relaxed); });
+    if (!device) unanswered->fetch_add(1, std::memory_order_relaxed);  // the answer may be here meanwhile
     else if (!device->ok()) s.text += "; its stream has failed: " + device->text;
   } catch (const std::exception &) {}  // no memory: the library's words stand alone
   return s;

@@ -99,6 +99,13 @@ struct Reading {
   std::vector<std::shared_ptr<comm::Communicator>> all;
 };
 
+// What comm.dump() gives, of each communicator of the process.
+std::string records(const Reading &now) {
+  std::string text = "[";
+  for (const auto &comm : now.all) text += (text.size() > 1 ? ",\n" : "\n") + dump_json(*comm);
+  return text + "\n]\n";
+}
+
 // Whether there is a request that no thread has taken. This thread takes the request.
 bool take(Dumper &d) ISTHMUS_REQUIRES(d.mutex) {
   const uint64_t all = d.requests.load(std::memory_order_acquire);
@@ -131,8 +138,11 @@ void run(Dumper &d) {
       path = file_name(d.pattern, d.rank);
     }
     try {
-      write_file(path, dump_records());
-      ISTHMUS_INFO("wrote the flight record to {}", path);
+      const Reading now(d);
+      if (!now.all.empty()) {  // else the last one ends just now: what stands in the file stays
+        write_file(path, records(now));
+        ISTHMUS_INFO("wrote the flight record to {}", path);
+      }
     } catch (const std::exception &e) { ISTHMUS_ERROR("the flight record was not written (ISTHMUS_DUMP): {}", e.what()); }
     note_written(d);
   }
@@ -227,9 +237,7 @@ bool next_dump(std::string &path) {
 
 std::string dump_records() {
   const Reading now(dumper());
-  std::string text = "[";
-  for (const auto &comm : now.all) text += (text.size() > 1 ? ",\n" : "\n") + dump_json(*comm);
-  return text + "\n]\n";
+  return records(now);
 }
 
 void dump_written() noexcept { note_written(dumper()); }

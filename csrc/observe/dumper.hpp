@@ -21,7 +21,7 @@ namespace isthmus::observe {
 
 // The record has this communicator from now on, until unwatch(). Nothing happens where the communicator's settings name no file.
 void watch(const std::shared_ptr<comm::Communicator> &comm);
-// Where a thread reads the communicators just now, unwatch() waits for that.
+// Where a thread reads the communicators just now, unwatch() waits for that, for at most 2 s.
 void unwatch(const comm::Communicator &comm) noexcept;
 // For a thread that writes in the library's place, in another format. From take_over_dumps() on the library's thread writes nothing. next_dump()
 // waits until a record is wanted, and gives the path. The record counts as written from dump_written() on. False: no communicator is watched any

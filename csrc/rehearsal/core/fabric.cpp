@@ -167,10 +167,10 @@ void Fabric::run(const char *call, const Work &w, const Stop &stop) {
       else if (w.kind != Collective::Broadcast || w.root == rank_) std::memcpy(half, w.from + offset, bytes);
     };
     const auto take = [&] {
-      const auto take_piece =
-          [&](int r, std::byte *to) {  // what is in its place already is not written: others may read it meanwhile
-            if (r != rank_ || to != w.from + offset) std::memcpy(to, piece(r), bytes);
-          };
+      // What is in its place already is not written: others may read it meanwhile.
+      const auto take_piece = [&](int r, std::byte *to) {
+        if (r != rank_ || to != w.from + offset) std::memcpy(to, piece(r), bytes);
+      };
       switch (w.kind) {
         case Collective::Broadcast: take_piece(w.root, w.to + offset); return;
         case Collective::AllGather:

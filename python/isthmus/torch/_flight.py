@@ -160,7 +160,7 @@ def _everything(record_now: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any
     """PyTorch's groups as the analyser reads them. Under "isthmus": what the library would write, of all communicators."""
     communicators: list[dict[str, Any]] = json.loads(_core.dump_records())
     found: Mapping[str, Any] = {"version": _VERSION, "pg_config": {}, "pg_status": {}, "entries": []}
-    found = {**found, "rank": communicators[0]["rank"] if communicators else 0}
+    found = {**found, "rank": communicators[0]["rank"] if communicators else -1}
     if dist.is_initialized():
         try:
             found = record_now()
@@ -182,7 +182,9 @@ def _write_when_wanted(record_now: Callable[[], Mapping[str, Any]]) -> None:
                 known = _asked  # a group was made meanwhile
             continue
         try:
-            write_to(_everything(record_now), Path(path))
+            found = _everything(record_now)
+            if found["isthmus"]:  # else the last one ends just now: what stands in the file stays
+                write_to(found, Path(path))
         except Exception as error:  # a record that cannot be written must not end the thread that writes the next
             print(f"isthmus: the flight record was not written (ISTHMUS_DUMP): {error}", file=sys.stderr)
         finally:
