@@ -26,10 +26,10 @@ class FirstFailure {
     return status_;
   }
 
- private:
-  std::atomic<bool> happened_{false};
+ protected:
   mutable Mutex mutex_;
-  Status status_ ISTHMUS_GUARDED_BY(mutex_);
+  mutable Status status_ ISTHMUS_GUARDED_BY(mutex_);
+  std::atomic<bool> happened_{false};
 };
 
 // A question that may be asked once a millisecond at most. Of several threads one asks.

@@ -145,15 +145,11 @@ class HcclCommunicator final : public IslandCommunicator {
     // The library tells of a failure of a device or of the network only when asked.
     if (!asked_.due()) return false;
     if (!r.calling.try_lock()) return false;
-    Status s;
-    {
-      const Lock lock(r.calling, kLocked);
-      if (!r.handle) return false;
-      Result state = kSuccess;
-      const Result result = r.library->f.GetCommAsyncError(r.handle, &state);
-      if (result != kAgain) s = outcome(*r.library, "communicator", result != kSuccess ? result : state, false);
-    }
-    r.failure.keep(std::move(s));  // may ask the driver, and an abort does not wait for that
+    const Lock lock(r.calling, kLocked);
+    if (!r.handle) return false;
+    Result state = kSuccess;
+    const Result result = r.library->f.GetCommAsyncError(r.handle, &state);
+    if (result != kAgain) r.failure.keep(outcome(*r.library, "communicator", result != kSuccess ? result : state, false));
     return r.failure.happened();
   }
   const char *inside() const noexcept override { return rank_->inside.load(std::memory_order_acquire); }

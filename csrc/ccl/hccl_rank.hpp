@@ -68,7 +68,8 @@ struct HcclRank {
   std::vector<BatchItem> items;  // the messages of a task that is an all_to_all_v
   std::atomic<uint64_t> asked{0}, done{0};
   Doorbell work, back;
-  std::atomic<bool> aborted{false}, stop{false}, ended{false}, left{false};
+  std::atomic<bool> aborted{false}, stop{false}, ended{false};
+  std::atomic<bool> parted{false};  // the thread ends, or was left behind. Who comes to it second knows of the first
   StreamFailure failure{stream};
   std::atomic<const char *> inside{nullptr};
   Mutex calling;  // held in the library's calls: one thread at a time is in the library
@@ -105,7 +106,13 @@ struct HcclRank {
     if (!aborted.load() || task.name == kDestroy) failure.keep(outcome(*library, task.name, make(task)), true);
     inside.store(nullptr);
   }
-  void loop() {
+  // Of the rank's thread. A thread that was left behind lets go of the rank, and with it perhaps of the stream, before it counts as back.
+  static void loop(std::shared_ptr<HcclRank> rank) {
+    if (!rank->makes_calls()) return;
+    rank = nullptr;
+    device::abandoned_thread_is_back();
+  }
+  bool makes_calls() {  // until it is to stop. True: the thread was left behind
     ::pthread_setname_np(::pthread_self(), "isthmus-hccl");
     try {
       const device::Entered device(*stream);
@@ -119,9 +126,10 @@ struct HcclRank {
         back.ring();
       }
     } catch (const Error &e) { failure.keep({e.code(), e.text()}, false); }
-    if (left.load()) device::abandoned_thread_is_back();
+    const bool left = parted.exchange(true);
     ended.store(true, std::memory_order_release);
     back.ring();
+    return left;
   }
   // Waits at the bell until `ready()` or the deadline. Spins first. Returns ready().
   template <class R>

@@ -66,7 +66,7 @@ Status ask_stream(Question &question, device::Runtime &runtime, const HcclRank &
 }  // namespace
 
 HcclThread::HcclThread(std::shared_ptr<HcclRank> rank) : rank_(std::move(rank)) {
-  thread_ = begin_own_thread([rank = rank_] { rank->loop(); });
+  thread_ = begin_own_thread([rank = rank_]() mutable { HcclRank::loop(std::move(rank)); });
 }
 
 bool HcclThread::ask(const Task &t, int64_t until_ns, const IslandJoin *join) {
@@ -135,8 +135,8 @@ void HcclThread::leave(double patience) noexcept {
 }
 
 void HcclThread::abandon() noexcept {
+  if (rank_->parted.exchange(true)) return thread_.join();  // it has come out just now
   device::abandon_thread();
-  rank_->left.store(true);
   const char *where = rank_->inside.load(std::memory_order_acquire);
   ISTHMUS_WARN(
       "a thread of rank {} of an island is stuck in hccl {} and is left behind: the library has no call that ends it",

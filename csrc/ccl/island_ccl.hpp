@@ -65,7 +65,9 @@ class IslandCommunicator {
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
   virtual device::Stream &stream() const noexcept = 0;
-  virtual Status status() const = 0;  // the first failure of a call of this communicator; later calls are skipped
+  // The first failure of a call of this communicator; later calls are skipped. Where that is a failure of the device, the first to ask gives the
+  // driver up to 2 s to say more of it.
+  virtual Status status() const = 0;
 
   virtual void all_reduce(const void *input, void *output, uint64_t count, DType dtype,
                           Reduction by) = 0;  // in place: input == output
@@ -93,8 +95,7 @@ class IslandCommunicator {
   // or some time is up.
   virtual bool aborting() const noexcept { return false; }
 
-  // Whether status() is not OK, or the stream runs no more. Cheap, but for the call that finds out that the device has failed: that one gives the
-  // driver up to 2 s to say how.
+  // Whether status() is not OK, or the stream runs no more. Cheap.
   virtual bool failed() const noexcept = 0;
   // The call of this communicator in which a thread is now (static text), or nullptr. Only libraries whose calls block say so.
   virtual const char *inside() const noexcept { return nullptr; }

@@ -159,15 +159,11 @@ class NcclCommunicator final : public IslandCommunicator {
     // The library tells of a failure of a device or of the network only when asked.
     if (!asked_.due()) return false;
     if (!held_->calls.try_lock()) return false;
-    Status s;
-    {
-      const Lock lock(held_->calls, kLocked);
-      if (!held_->handle) return false;
-      Result state = kSuccess;
-      const Result r = f().CommGetAsyncError(held_->handle, &state);
-      s = outcome(library_, "communicator", r != kSuccess ? r : state, held_->handle);
-    }
-    failure_.keep(std::move(s));  // may ask the driver, and an abort does not wait for that
+    const Lock lock(held_->calls, kLocked);
+    if (!held_->handle) return false;
+    Result state = kSuccess;
+    const Result r = f().CommGetAsyncError(held_->handle, &state);
+    failure_.keep(outcome(library_, "communicator", r != kSuccess ? r : state, held_->handle));
     return failure_.happened();
   }
 

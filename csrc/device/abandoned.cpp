@@ -64,6 +64,9 @@ struct Watched {
     }
     if (!late) return;
     if (back) back();
+    // With the last of what they hold, perhaps. That may call the vendor's library, so the thread is not back before.
+    call = nullptr;
+    back = nullptr;
     abandoned_thread_is_back();
   }
 };
@@ -71,6 +74,7 @@ struct Watched {
 }  // namespace
 
 size_t abandoned_threads() noexcept { return the_abandoned.load(std::memory_order_relaxed); }
+int threads_left_behind() noexcept { return the_stuck.load(); }
 void count_abandoned_thread() noexcept { the_abandoned.fetch_add(1, std::memory_order_relaxed); }
 
 void abandon_thread() noexcept {
@@ -109,7 +113,7 @@ std::optional<Status> call_within(double seconds, std::function<Status()> call, 
   if (!thread.joinable()) {
     watched->run();
     const Lock lock(watched->mutex);
-    return watched->outcome;
+    return std::move(watched->outcome);
   }
   std::optional<Status> outcome;
   {
@@ -119,7 +123,7 @@ std::optional<Status> call_within(double seconds, std::function<Status()> call, 
     SeenTime waited;
     const auto lasts = [&] { return static_cast<double>(waited.look(now_ns())) * 1e-9 < seconds; };
     while (lasts() && !watched->ended.wait_for(lock, look, over) && !(enough && enough())) {}
-    outcome = watched->outcome;
+    outcome = std::move(watched->outcome);
     if (!outcome) {
       watched->left = true;
       abandon_thread();

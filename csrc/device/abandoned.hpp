@@ -11,6 +11,7 @@
 namespace isthmus::device {
 
 size_t abandoned_threads() noexcept;  // how many there have been in this process
+int threads_left_behind() noexcept;   // how many of abandon_thread() have not come out
 
 // Counts one more. A vendor's destructors would run into a thread that is still in the vendor's library. So a process with
 // such a thread ends without destructors.

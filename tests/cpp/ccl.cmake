@@ -3,6 +3,7 @@ if(ISTHMUS_CORE_ONLY OR NOT ISTHMUS_TESTS)
 endif()
 set(here ${CMAKE_CURRENT_SOURCE_DIR})
 isthmus_test(test_ccl SOURCES ${here}/ccl_test.cpp FLOORS ccl LIBRARIES ${CMAKE_DL_LIBS} PROVES memory)
+isthmus_test(test_stream_word SOURCES ${here}/stream_word_test.cpp FLOORS ccl PROVES memory threads)
 isthmus_test(test_island SOURCES ${here}/island_test.cpp FLOORS api PROVES threads)
 # The simulated vendor's driver and library; with them whole communicators of ranks that work on a device.
 isthmus_test(test_nccl SOURCES ${here}/nccl_test.cpp FLOORS ccl LIBRARIES ${CMAKE_DL_LIBS} THREADS PROVES memory)

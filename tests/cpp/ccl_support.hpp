@@ -28,6 +28,7 @@
 
 #include "asleep.hpp"
 #include "ccl/libraries.hpp"
+#include "eventually.hpp"
 #include "patience.hpp"
 #include "rehearsal_file.hpp"
 
@@ -59,18 +60,7 @@ inline size_t live(const char *what) {
   return reinterpret_cast<size_t (*)(const char *)>(simulated("rehearsal_live"))(what);
 }
 
-using isthmus_test::patient, isthmus_test::soon;
-
-inline bool within(double seconds, const std::function<bool()> &holds) {
-  const Deadline deadline(seconds);
-  while (!holds()) {
-    if (deadline.passed()) return false;
-    std::this_thread::sleep_for(200us);
-  }
-  return true;
-}
-
-inline bool eventually(const std::function<bool()> &holds) { return within(soon(), holds); }
+using isthmus_test::eventually, isthmus_test::within, isthmus_test::patient, isthmus_test::soon;
 
 // The code that `f` throws, with its text.
 inline Status thrown(const std::function<void()> &f) {

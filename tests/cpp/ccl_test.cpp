@@ -31,6 +31,7 @@
 #include "ccl/oneccl_sharing.hpp"
 #include "device/abandoned.hpp"
 #include "device/host.hpp"
+#include "eventually.hpp"
 #include "patience.hpp"
 
 extern char **environ;
@@ -44,7 +45,7 @@ namespace isthmus::ccl {
 namespace {
 
 using namespace std::chrono_literals;
-using isthmus_test::soon;
+using isthmus_test::eventually, isthmus_test::soon;
 
 // ---- one rank -------------------------------------------------------------------------------------------------------------
 
@@ -61,12 +62,6 @@ struct Place {
       std::exit(1);                                                                               \
     }                                                                                             \
   } while (0)
-
-bool eventually(const std::function<bool()> &holds) {
-  const Deadline deadline(soon());
-  while (!holds() && !deadline.passed()) std::this_thread::sleep_for(2ms);
-  return holds();
-}
 
 // What one rank says, and what the others hear when it is said.
 void say(const Place &p, const std::string &name, const std::string &text) {

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "eventually.hpp"
 #include "patience.hpp"
 #include "rehearsal_file.hpp"
 
@@ -81,14 +82,6 @@ inline void use(int device) {  // on this thread
 }
 inline Address number(const void *p) { return reinterpret_cast<Address>(p); }
 
-inline bool eventually(const std::function<bool()> &holds) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(soon());
-  while (!holds()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(200us);
-  }
-  return true;
-}
 // What is left once the ranks of before have gone: registrations, in counts that have stood for a while. The ranks go in their own time.
 inline std::map<std::string, size_t> settled() {
   std::map<std::string, size_t> all = live();

@@ -26,6 +26,7 @@
 #include "device/hip.hpp"
 #include "device/host.hpp"
 #include "device/words.hpp"
+#include "eventually.hpp"
 #include "patience.hpp"
 #include "rehearsal_file.hpp"
 #include "vendor/skeleton.hpp"
@@ -35,17 +36,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-using isthmus_test::patient;
-using isthmus_test::soon;
-
-bool eventually(const std::function<bool()> &holds) {
-  const Deadline deadline(soon());
-  while (!holds()) {
-    if (deadline.passed()) return false;
-    std::this_thread::sleep_for(200us);
-  }
-  return true;
-}
+using isthmus_test::eventually, isthmus_test::patient, isthmus_test::soon;
 
 // Memory that both sides can reach: what a slot is.
 class Slot {

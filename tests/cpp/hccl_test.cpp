@@ -386,17 +386,37 @@ void an_id_fails() {
   const Status s = thrown([&] { library()->make_id(); });
   HOLDS(s.code == Code::System && has(s, "hccl root info: ") && has(s, "(19)"), s.text);
 }
-// What fails behind the call is seen by failed(), and told with its number.
-void the_network_fails_late() {
+// What fails behind the call is seen by failed(), and told with its number; of a device with the word of its stream, too.
+void fails_late(const char *number, bool of_device) {
   Rank r(0, 1);
   r.join(library()->make_id());
   const Memory x(r, noise(0, 400));
   r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
   HOLDS(eventually([&] { return r.c->failed(); }), "not seen");
   const Status s = r.c->status();
-  HOLDS(s.code == Code::System && has(s, "hccl communicator: ") && has(s, "(21)"), s.text);
+  HOLDS(s.code == (of_device ? Code::Device : Code::System) && has(s, "hccl communicator: ") && has(s, number), s.text);
+  HOLDS(has(s, "; its stream has failed: Ascend ACL: device 0 failed with error 507053") == of_device, s.text);
   r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
   HOLDS(calls("HcclAllReduce") == 1, "a second call was made");
+  if (of_device) {  // it can be left: a device that has failed does no more
+    r.c.reset();
+    HOLDS(calls("HcclCommDestroy") == 1 && device::abandoned_threads() == 0, "it was left behind");
+  }
+  std::_Exit(fine ? 0 : 1);
+}
+void the_network_fails_late() { fails_late("(21)", false); }
+void the_device_fails_late() { fails_late("(15)", true); }
+// The library calls it an error of its own. It is the device's, as the stream says.
+void the_device_fails_before() {
+  Rank r(0, 1);
+  r.join(library()->make_id());
+  const Memory x(r, noise(0, 400));
+  runtime().copy(*r.stream, x.at(), x.at(200), 100);
+  HOLDS(eventually([&] { return !r.stream->status().ok(); }), "it works");
+  r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
+  const Status s = r.c->status();
+  HOLDS(s.code == Code::Device && has(s, "hccl all_reduce: internal error (4)") && has(s, "; its stream has failed: "),
+        s.text);
   std::_Exit(fine ? 0 : 1);
 }
 void nowhere() {
@@ -426,6 +446,8 @@ const std::map<std::string, void (*)()> kScenes{{"a rank never joins", a_rank_ne
                                                 {"an init fails", an_init_fails},
                                                 {"an id fails", an_id_fails},
                                                 {"the network fails late", the_network_fails_late},
+                                                {"the device fails late", the_device_fails_late},
+                                                {"the device fails before", the_device_fails_before},
                                                 {"nowhere", nowhere},
                                                 {"another library", another_library}};
 
@@ -454,6 +476,12 @@ TEST(HcclAlone, AnInitThatFailsIsToldWithItsNumber) { plays("an init fails", {"R
 TEST(HcclAlone, AnIdThatFailsIsToldWithItsNumber) { plays("an id fails", {"REHEARSAL_FAIL=HcclGetRootInfo:1:19"}); }
 TEST(HcclAlone, AFailureOfTheNetworkIsSeenLater) {
   plays("the network fails late", {"REHEARSAL_FAIL_LATE=HcclAllReduce:1:21"});
+}
+TEST(HcclAlone, AFailureOfTheDeviceIsSeenLater) {
+  plays("the device fails late", {"REHEARSAL_FAIL_LATE=HcclAllReduce:1:15"});
+}
+TEST(HcclAlone, AnErrorOfACallOnADeviceThatHasFailedIsTheDevices) {
+  plays("the device fails before", {"REHEARSAL_FAIL_LATE=aclrtMemcpyAsync:2:507015", "REHEARSAL_FAIL=HcclAllReduce:1:4"});
 }
 TEST(HcclAlone, AFileThatIsNotThereIsOneSentence) { plays("nowhere"); }
 TEST(HcclAlone, AnotherLibraryIsOneSentence) { plays("another library"); }

@@ -18,7 +18,9 @@
 #include <vector>
 
 #include "ccl/nccl.hpp"
+#include "ccl/stream_word.hpp"
 #include "ccl_support.hpp"
+#include "device/abandoned.hpp"
 #include "device/calling.hpp"
 #include "device/cuda.hpp"
 #include "device/hip.hpp"
@@ -32,11 +34,24 @@ struct Tested {
   const char *family, *version, *file, *install;
   const char *driver;  // no library of that kind
   device::Runtime &(*runtime)();
+  const char *query, *host_function;  // the driver's calls that ask a stream, and that make a stream call the host
 };
-constexpr Tested kNccl{
-    "nccl", "2.29.3", "nvidia/libnccl.so.2", "install NVIDIA's NCCL", "nvidia/libcuda.so.1", device::cuda_runtime};
-constexpr Tested kRccl{
-    "rccl", "2.22.3", "amd/librccl.so.1", "install AMD's RCCL", "amd/libamdhip64.so.7", device::hip_runtime};
+constexpr Tested kNccl{"nccl",
+                       "2.29.3",
+                       "nvidia/libnccl.so.2",
+                       "install NVIDIA's NCCL",
+                       "nvidia/libcuda.so.1",
+                       device::cuda_runtime,
+                       "cuStreamQuery",
+                       "cuLaunchHostFunc"};
+constexpr Tested kRccl{"rccl",
+                       "2.22.3",
+                       "amd/librccl.so.1",
+                       "install AMD's RCCL",
+                       "amd/libamdhip64.so.7",
+                       device::hip_runtime,
+                       "hipStreamQuery",
+                       "hipLaunchHostFunc"};
 const Tested &tested() {
   const char *const name = std::getenv("TEST_CCL");
   return name && std::string(name) == kRccl.family ? kRccl : kNccl;
@@ -568,6 +583,64 @@ void fails_late(const char *number, bool device) {
 }
 void the_network_fails_late() { fails_late("(6)", false); }
 void the_device_fails_late() { fails_late("(1)", true); }
+// A stream that stands in a function of the host until it is let go, also where its device has failed meanwhile.
+class StandingStream {
+ public:
+  explicit StandingStream(device::Stream &stream) {
+    using Function = void (*)(void *);
+    const auto launch = reinterpret_cast<int (*)(void *, Function, void *)>(::dlsym(RTLD_DEFAULT, tested().host_function));
+    const Function stand = [](void *context) {
+      auto &me = *static_cast<StandingStream *>(context);
+      me.stands_.store(true);
+      me.goes_.wait(false);
+    };
+    const device::Entered entered(stream);
+    if (!launch || launch(stream.handle(), stand, this) != 0 || !eventually([&] { return stands_.load(); })) throw Broken();
+  }
+  void let_go() {
+    goes_.store(true);
+    goes_.notify_all();
+  }
+
+ private:
+  std::atomic<bool> stands_{false}, goes_{false};
+};
+// A device fails while a thread that waits for the device has the driver locked. The driver has its time to say how. Then the library's words stand
+// alone, and who fails before the driver has answered does not ask it.
+void the_device_fails_and_the_driver_is_locked() {
+  Rank r(0, 1);
+  r.join(library()->make_id());
+  const auto beside = [&] { return library()->join({library()->make_id(), 0, 1, Deadline(2 * soon())}, r.stream); };
+  const auto second = beside(), third = beside();
+  const Memory x(r, noise(0, 400));
+  const auto reduce = [&](IslandCommunicator &c) { c.all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum); };
+  reduce(*r.c);  // what the library does once is done
+  HOLDS(r.drained(), "");
+  const auto gate = runtime().make_gate(0);
+  const auto other = new_stream(0);  // of another hardware queue
+  StandingStream standing(*other);
+  gate->arm(*r.stream, 1);
+  reduce(*r.c);  // fails once the gate is open
+  {
+    const DriverLocked locked(0);
+    gate->open(1);
+    HOLDS(eventually([&] { return r.c->failed(); }) && calls(tested().query) == 0, "not seen, or not without the driver");
+    const int64_t begin = now_ns();
+    const Status s = r.c->status();
+    HOLDS(s.code == Code::Device && has(s, its("communicator: ")) && has(s, "(1)") && !has(s, "its stream"), s.text);
+    HOLDS(now_ns() - begin > 1'900'000'000, "the driver had no time to answer");
+    reduce(*second);
+    const Status next = second->status();
+    HOLDS(next.code == Code::Device && has(next, its("all_reduce: ")) && !has(next, "its stream"), next.text);
+    HOLDS(calls(tested().query) == 1 && device::abandoned_threads() == 1, "the driver was asked again");
+    standing.let_go();
+  }
+  HOLDS(eventually([] { return unanswered->load() == 0; }), "its answer is not counted");
+  reduce(*third);
+  HOLDS(has(third->status(), "; its stream has failed: "), third->status().text);
+  HOLDS(calls(tested().query) == 2, "the driver was not asked anew");
+  std::_Exit(fine ? 0 : 1);  // nothing works on the device any more, and nothing can be given back
+}
 void a_call_hangs() {
   Rank r(0, 1);
   r.join(library()->make_id());
@@ -611,6 +684,7 @@ const std::map<std::string, void (*)()> kScenes{{"a call fails", a_call_fails},
                                                 {"an id fails", an_id_fails},
                                                 {"the network fails late", the_network_fails_late},
                                                 {"the device fails late", the_device_fails_late},
+                                                {"the driver is locked", the_device_fails_and_the_driver_is_locked},
                                                 {"a call hangs", a_call_hangs},
                                                 {"nowhere", nowhere},
                                                 {"no library", no_library},
@@ -641,6 +715,10 @@ TEST(NcclAlone, AFailureOfTheNetworkIsSeenLater) {
 }
 TEST(NcclAlone, AFailureOfTheDeviceIsSeenLater) {
   plays("the device fails late", {"REHEARSAL_FAIL_LATE=ncclAllReduce:1:1"});
+}
+TEST(NcclAlone, ADriverThatDoesNotSayHowTheDeviceFailedIsAskedOnceUntilItHasAnswered) {
+  plays("the driver is locked", {"REHEARSAL_QUEUES=2", "REHEARSAL_FAIL_LATE=ncclAllReduce:2:1",
+                                 "REHEARSAL_FAIL=ncclAllReduce:3:1,ncclAllReduce:4:1"});
 }
 TEST(NcclAlone, AbortEndsACallThatHangs) { plays("a call hangs", {"REHEARSAL_HANG=ncclAllReduce:1"}); }
 TEST(NcclAlone, AFileThatIsNotThereIsOneSentence) { plays("nowhere"); }
