@@ -63,32 +63,33 @@ Bounce Bounces::take(uint64_t input, uint64_t output) {
 }
 
 std::byte *Bounces::buffer() {
-  const Lock lock(mutex_);
-  auto found = std::find_if(buffers_.begin(), buffers_.end(), [](const PinnedBuffer &b) { return b.free; });
-  if (found == buffers_.end()) {
-    void *const memory = ::mmap(nullptr, kOwnRing, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-      fail(Code::Resource, "no memory for {} bytes between the host and {}:{}: {}", kOwnRing, runtime_.vendor(), device_,
-           std::strerror(errno));
-    try {
-      runtime_.register_host(device_, memory, kOwnRing);
-    } catch (const Error &e) {
-      ::munmap(memory, kOwnRing);
-      fail(e.code() == Code::Device ? Code::Device : Code::Resource,
-           "{} bytes of host memory cannot be pinned for {}:{} (give device memory or pinned memory): {}", kOwnRing,
-           runtime_.vendor(), device_, e.text());
-    }
-    if (!std::exchange(said_, true))
-      ISTHMUS_WARN(
-          "{}: plain host memory goes through a pinned buffer of {} bytes beside the staging memory, which is in use; the "
-          "buffer is kept until the communicator ends (a larger ISTHMUS_STAGING_BYTES has room, and device memory or pinned "
-          "memory needs none)",
-          name_, kOwnRing);
-    buffers_.push_back({static_cast<std::byte *>(memory), true});
-    found = buffers_.end() - 1;
+  {
+    const Lock lock(mutex_);
+    const auto found = std::find_if(buffers_.begin(), buffers_.end(), [](const PinnedBuffer &b) { return b.free; });
+    if (found != buffers_.end()) return found->free = false, found->host;
   }
-  found->free = false;
-  return found->host;
+  // Without the lock: the driver may wait for the device, and the device for a door that opens once another thread has given a buffer back.
+  void *const memory = ::mmap(nullptr, kOwnRing, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED)
+    fail(Code::Resource, "no memory for {} bytes between the host and {}:{}: {}", kOwnRing, runtime_.vendor(), device_,
+         std::strerror(errno));
+  try {
+    runtime_.register_host(device_, memory, kOwnRing);
+  } catch (const Error &e) {
+    ::munmap(memory, kOwnRing);
+    fail(e.code() == Code::Device ? Code::Device : Code::Resource,
+         "{} bytes of host memory cannot be pinned for {}:{} (give device memory or pinned memory): {}", kOwnRing,
+         runtime_.vendor(), device_, e.text());
+  }
+  const Lock lock(mutex_);
+  if (!std::exchange(said_, true))
+    ISTHMUS_WARN(
+        "{}: plain host memory goes through a pinned buffer of {} bytes beside the staging memory, which is in use; the "
+        "buffer is kept until the communicator ends (a larger ISTHMUS_STAGING_BYTES has room, and device memory or pinned "
+        "memory needs none)",
+        name_, kOwnRing);
+  buffers_.push_back({static_cast<std::byte *>(memory), false});
+  return buffers_.back().host;
 }
 
 void Bounces::give(const Bounce &bounce) noexcept {

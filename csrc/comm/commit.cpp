@@ -6,6 +6,7 @@
 #include "base/clock.hpp"
 #include "comm/abort_watch.hpp"
 #include "comm/communicator.hpp"
+#include "rank/blame.hpp"
 
 namespace isthmus::comm {
 namespace {
@@ -15,10 +16,10 @@ namespace {
 constexpr uint64_t kCommits = uint64_t{0x69636d} << 40, kDone = 4;
 uint64_t mark_of(const engine::Operation &op) { return kCommits | (op.sequence << 3 & ((uint64_t{1} << 40) - 1)); }
 
-// The verdict of all. Another rank may be in its operation until the deadline of that, and then looks for who is to blame. Who has not come by then is
-// named, so that the others hear an answer: the one that leads the agreement knows who.
+// The verdict of all. Another rank may be in its operation until the deadline of that, and then looks for who is to blame, seldom for longer than
+// kBlamePatience. Who has not come by then is named, so that the others hear an answer: the one that leads the agreement knows who.
 rank::Verdict ask(rank::Rank &local, uint64_t flags, const engine::Operation &op, const AbortWatch &watch) {
-  constexpr int64_t kLeastNs = 2'000'000'000;  // more than a search for who is to blame
+  constexpr int64_t kLeastNs = seconds_to_ns(rank::kBlamePatience + 0.5);
   const int64_t patience = std::max(seconds_to_ns(op.call.timeout), kLeastNs);
   // Who is interrupted leaves at once, and who is aborted: the others hear that, and no rank waits for its word.
   const auto interrupted = [&] {

@@ -31,12 +31,13 @@ class SendCredit {  // Any thread.
       return sent + bytes <= limit || (bytes > window_ && sent + window_ < limit + std::max(window_ / 4, uint64_t{1}));
     });
   }
-  // A message that nobody may receive yet. Half of the window is for plan data, which such messages must not hold up.
+  // A message that nobody may receive yet. Three quarters of the window are for plan data, which such messages must not hold up: a plan sends up
+  // to half of the window ahead of its first receive, where hosts are far apart, and of a quarter the receiver need not have told yet.
   bool take_for_message(uint64_t bytes) noexcept {
-    return take(bytes, [&](uint64_t sent, uint64_t limit) { return sent + bytes <= limit - window_ / 2; });
+    return take(bytes, [&](uint64_t sent, uint64_t limit) { return sent + bytes <= limit - for_plans(); });
   }
   bool has_for_message(uint64_t bytes) const noexcept {
-    return sent_.load(std::memory_order_relaxed) + bytes <= limit() - window_ / 2;
+    return sent_.load(std::memory_order_relaxed) + bytes <= limit() - for_plans();
   }
   // The receiver allows so many bytes in all. Grants may come in any order.
   void grant(uint64_t total) noexcept {
@@ -45,6 +46,7 @@ class SendCredit {  // Any thread.
   }
 
  private:
+  uint64_t for_plans() const noexcept { return window_ - window_ / 4; }
   uint64_t limit() const noexcept {
     return consumed_ ? consumed_->load(std::memory_order_acquire) + window_ : granted_.load(std::memory_order_acquire);
   }

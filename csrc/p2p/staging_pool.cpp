@@ -49,11 +49,15 @@ void StagingPool::lose(const Piece &piece) noexcept {
 }
 
 bool StagingPool::free_spares() noexcept {
-  const Lock lock(lock_);
-  const bool some = !spares_.empty();
-  for (const Piece &spare : spares_) source_.free(spare.offset);
-  spares_.clear();
-  return some;
+  std::array<Piece, kSpares> gone;
+  size_t count = 0;
+  {
+    const Lock lock(lock_);
+    for (const Piece &spare : spares_) gone[count++] = spare;
+    spares_.clear();
+  }
+  for (size_t i = 0; i < count; ++i) source_.free(gone[i].offset);  // a system call: not under a lock that spins
+  return count != 0;
 }
 
 void PlaceChain::unlink(Place **at) noexcept {

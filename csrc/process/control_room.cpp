@@ -18,7 +18,10 @@ constexpr int64_t kSilentBeats = 3, kSilentNs = 700'000'000;
 Failure read_failure(const AbortMessage &message) {
   const AbortHead &h = message.head;
   Failure why;
-  why.code = static_cast<Code>(h.code);
+  const auto code = static_cast<Code>(h.code);
+  // A failure has a code that there is, and is neither a success nor still to come.
+  why.code =
+      h.code > static_cast<uint32_t>(kLastCode) || code == Code::Ok || code == Code::InProgress ? Code::Internal : code;
   const std::string subject = one_line(message.subject, kMostFailureText);
   why.text = subject + one_line(message.rest, kMostFailureText);
   why.subject = static_cast<uint32_t>(subject.size());

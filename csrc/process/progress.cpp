@@ -92,6 +92,7 @@ void Progress::activate(LocalRank &rank) {
     version_.fetch_add(1, std::memory_order_release);
   }
   bell_.ring();
+  arena_.doorbell().ring();  // where the thread sleeps while ranks are listed already
 }
 
 void Progress::forget(const std::shared_ptr<LocalRank> &rank) {

@@ -9,9 +9,7 @@
 namespace isthmus::rank {
 namespace {
 
-constexpr int kAnswerMs = 150;  // for a process that is well
-constexpr double kPatienceSeconds =
-    2.5;  // with one whose heartbeats still come; several that are asked at once have that time together
+constexpr int kAnswerMs = 150;        // for a process that is well
 constexpr double kSearchSeconds = 6;  // of one search for a culprit
 
 template <class T>
@@ -27,7 +25,7 @@ int64_t left_ns(const PeerRank &p) {
   return std::max(p.left_ns.load(), p.all_came_ns.load(std::memory_order_relaxed));
 }
 
-Deadline patience_until(Deadline end) { return Deadline::at_ns(std::min(end.ns(), Deadline(kPatienceSeconds).ns())); }
+Deadline patience_until(Deadline end) { return Deadline::at_ns(std::min(end.ns(), Deadline(kBlamePatience).ns())); }
 
 }  // namespace
 
@@ -169,7 +167,7 @@ std::string Blame::library_text(const Operation &op, Culprit &found) noexcept {
   for (const int q : island)
     if (q == core_.id.rank || core_.peers[q].left.load(std::memory_order_acquire)) asked.emplace_back();
     else asked.emplace_back(ask(q, op.sequence));
-  const Deadline patience(kPatienceSeconds);
+  const Deadline patience(kBlamePatience);
   int outside = -1;  // a rank outside the island, for which a rank of the island waits
   int behind = -1;   // a rank of the island whose own device has not come as far as this one's
   uint32_t turn = op.run.at.turn();

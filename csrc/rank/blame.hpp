@@ -16,6 +16,10 @@
 
 namespace isthmus::rank {
 
+// How long a search for a culprit waits for the answer of a process whose heartbeats still come: seconds. Several that are asked at once have that
+// time together.
+inline constexpr double kBlamePatience = 2.5;
+
 class Blame {
  public:
   // `served_in` has, by rank, the number of the island in which a library serves the rank; -1: no library does. A rank that waits inside a

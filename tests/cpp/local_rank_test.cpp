@@ -211,6 +211,15 @@ TEST_F(RoomTest, AFailureIsReadAsItWasTold) {
   EXPECT_TRUE(rank->failure.late);
 }
 
+TEST_F(RoomTest, AFailureWhoseCodeIsNoneIsOneAllTheSame) {
+  for (const Code code : {Code::Ok, Code::InProgress, static_cast<Code>(99)}) {
+    const auto rank = seated();
+    EXPECT_TRUE(control.tell_failure(nullptr, rank->my_index, 7, Failure{{code, "what it was"}}));
+    EXPECT_EQ(rank->failure.code, Code::Internal);
+    EXPECT_EQ(rank->failure.text, "what it was");
+  }
+}
+
 TEST_F(RoomTest, AFailureReachesARankThatIsStillBeingMade) {
   const uint32_t index = ranks.reserve();
   const auto failed = ranks.making(index, 7);
@@ -272,6 +281,15 @@ TEST_F(RoomTest, ProgressDrivesAllWorkThatComes) {
   // Without work the thread holds no rank.
   EXPECT_TRUE(soon([&] { return one.use_count() == 2 && two.use_count() == 2; }));
   progress.end();
+}
+
+// With a rank that has work the thread sleeps at the arena's doorbell, and not at its own.
+TEST_F(RoomTest, ProgressHearsOfARankWhileItSleepsForAnother) {
+  Progress progress(arena, links, 1000);
+  const Nap nap(arena.doorbell());  // a bell without sleepers does not change
+  const uint32_t before = arena.doorbell().bell.load();
+  progress.activate(*seated());
+  EXPECT_NE(arena.doorbell().bell.load(), before);
 }
 
 TEST_F(RoomTest, ProgressLeavesARankToItsWaiter) {

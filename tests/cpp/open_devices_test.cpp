@@ -1,59 +1,22 @@
 // What a process has on a device: whose streams a communicator gets, and where the memory lies that the device pins.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstring>
-#include <functional>
+#include <fstream>
 #include <set>
+#include <sstream>
+#include <string>
 #include <vector>
 
-#include "device/host.hpp"
 #include "link/arena.hpp"
+#include "plain_runtime.hpp"
 #include "process/open_devices.hpp"
 
 namespace isthmus::process {
 namespace {
 
-struct PlainStream final : device::Stream {
-  int device() const noexcept override { return 0; }
-  Status status() const override { return state; }
-  bool capturing() const override { return false; }
-  uint64_t cuts() const noexcept override { return stopped; }
-  Status state;
-  uint64_t stopped = 0;
-};
-
-// A device with streams that do nothing, near a node of its own. All else is the host's.
-class PlainRuntime final : public device::Runtime {
- public:
-  explicit PlainRuntime(int node = -1) : node_(node) {}
-  const char *maker() const noexcept override { return "plain"; }
-  const char *vendor() const noexcept override { return "plain"; }
-  std::string version() const override { return "1"; }
-  int devices() const override { return 1; }
-  device::Capabilities capabilities(int) const override { return {}; }
-  std::string describe(int) const override { return "plain"; }
-  int numa(int) const override { return node_; }
-  std::unique_ptr<device::Stream> make_stream(int, const char *) override { return std::make_unique<PlainStream>(); }
-  std::unique_ptr<device::Stream> adopt(int, void *) override { return nullptr; }
-  std::unique_ptr<device::Event> make_event(int) override { return nullptr; }
-  std::unique_ptr<device::StreamGate> make_gate(int) override { return nullptr; }
-  std::unique_ptr<device::Signal> make_signal(int, device::Wake, void *) override { return nullptr; }
-  void copy(device::Stream &, void *, const void *, size_t, const std::atomic<bool> *) override {}
-  void *allocate(int, size_t) override { return nullptr; }
-  void release(int, void *) noexcept override {}
-  void register_host(int, void *, size_t bytes) override {
-    registered += bytes;
-    if (meanwhile) meanwhile();
-  }
-  bool unregister_host(int, void *) noexcept override { return true; }
-  void *device_address(int, const void *memory) const override { return const_cast<void *>(memory); }
-  device::PointerInfo find(const void *) const override { return {}; }
-  size_t registered = 0;
-  std::function<void()> meanwhile;  // what another thread does while the device pins
-
- private:
-  const int node_;
-};
+using isthmus_test::PlainRuntime, isthmus_test::PlainStream;
 
 class OwnStreams : public testing::Test {
  protected:
@@ -135,6 +98,21 @@ TEST(StagingPages, OfTheReserveAreReachedWhenItIsAskedForAndOnce) {
   devices.end();
 }
 
+// What the kernel is to do with pages there, as it says itself: "default", "prefer:0". Empty: it does not say.
+std::string policy_at(const std::byte *at) {
+  std::ifstream maps("/proc/self/numa_maps");
+  std::string policy;
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream words(line);
+    uintptr_t begin = 0;
+    std::string of_it;
+    words >> std::hex >> begin >> of_it;
+    if (begin > reinterpret_cast<uintptr_t>(at)) break;
+    policy = of_it;
+  }
+  return policy;
+}
+
 TEST(StagingPages, LieOnTheNodeOfTheDevice) {
   link::Arena arena(8 << 20);
   OpenDevices devices(arena);
@@ -147,6 +125,9 @@ TEST(StagingPages, LieOnTheNodeOfTheDevice) {
   if (!pages.node_lost.empty()) GTEST_SKIP() << "this kernel takes no node: " << pages.node_lost;
   EXPECT_GT(pages.looked, 0u);
   EXPECT_EQ(pages.elsewhere, 0u) << pages.lost();
+  // A host with one node has all pages there whatever is asked.
+  const std::string policy = policy_at(arena.base() + offset);
+  EXPECT_TRUE(policy.empty() || policy.starts_with("prefer")) << policy;
   devices.end();
 }
 

@@ -3,11 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <random>
 #include <set>
+#include <thread>
 #include <vector>
+
+#include "eventually.hpp"
 
 namespace isthmus::p2p {
 namespace {
@@ -28,7 +33,9 @@ class Memory final : public StagingSource {  // so many bytes, wherever they lie
     ASSERT_NE(found, given_.end()) << "given back twice";
     used -= found->second;
     given_.erase(found);
+    if (meanwhile) meanwhile();
   }
+  std::function<void()> meanwhile;  // what another thread does in the meantime
   uint64_t limit() const noexcept override { return limit_; }
   uint64_t used = 0;
 
@@ -79,6 +86,25 @@ TEST(StagingPool, WhatADeviceMayStillWriteIsNobodysAnyMoreAndTheShareHasRoomAgai
   EXPECT_EQ(pool.used(Share::Send), 0u);
   EXPECT_FALSE(pool.free_spares());
   EXPECT_EQ(memory.used, 256 * kKiB);
+}
+
+TEST(StagingPool, OthersTakeAndGiveWhileSparesGoBack) {
+  Memory memory(1024 * kKiB);
+  ShareBytes used{};
+  StagingPool pool(memory, used);
+  pool.give(*pool.take(8 * kKiB, Share::Send));
+  std::atomic<bool> done{false};
+  std::thread other;
+  memory.meanwhile = [&] {
+    other = std::thread([&] {
+      pool.give(*pool.take(16 * kKiB, Share::Announced));
+      done.store(true);
+    });
+    EXPECT_TRUE(isthmus_test::eventually([&] { return done.load(); }));
+  };
+  EXPECT_TRUE(pool.free_spares());
+  other.join();
+  memory.meanwhile = nullptr;
 }
 
 TEST(StagingPool, InAnyOrderNoPieceIsTwoMessagesAndNothingIsLost) {

@@ -158,8 +158,8 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
    * isthmus_comm_agree) whether it has ended well on all. Where it has not, or a rank is lost, the communicator has failed on all, the
    * memory is as before, and all get an error: isthmus_last_error_ranks() are those that are out. All ranks give it, or none. The call
    * blocks, and threads of one rank have one such call at a time: with a work, or in a group, it is ISTHMUS_ERR_UNSUPPORTED. A rank that
-   * does not come to it by the deadline is left out; so the call takes up to three times its timeout. Where it hears no answer, the text
-   * says that what the others have is not known. */
+   * does not come to it by the deadline is left out; so the call takes up to three times its timeout (each of the two agreements has 3 s
+   * at least). Where it hears no answer, the text says that what the others have is not known. */
   uint64_t commit;
 } isthmus_call;
 /* Every default: isthmus_call call = ISTHMUS_CALL_INIT; */
