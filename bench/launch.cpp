@@ -16,6 +16,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "free_port.hpp"
 #include "limit.hpp"
 
 namespace isthmus::bench {
@@ -67,11 +68,7 @@ bool bind_to_processor(int rank, int ranks) noexcept {
   return sched_setaffinity(0, sizeof own, &own) == 0;
 }
 
-std::string free_loopback_address() {
-  uint16_t port = 0;
-  close(listen_loopback(port));
-  return "127.0.0.1:" + std::to_string(port);
-}
+std::string free_loopback_address() { return "127.0.0.1:" + std::to_string(free_port()); }
 
 Place find_launcher() {
   struct Names {

@@ -21,7 +21,7 @@ Place find_launcher();
 // no binding, where there are fewer processors than ranks.
 bool bind_to_processor(int rank, int ranks) noexcept;
 
-// "127.0.0.1:port". The port was free a moment ago.
+// "127.0.0.1:port", as free_port() finds it.
 std::string free_loopback_address();
 
 // Starts this program `processes` times with --process i/N, and waits for all processes. When one process fails, the others

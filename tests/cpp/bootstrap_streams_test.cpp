@@ -113,7 +113,8 @@ TEST(DataStreams, ADataStreamIsConnectedAgainByTheSideThatDialsAndByNobodyWithou
   EXPECT_TRUE(refused(8));
   EXPECT_TRUE(waiter.events.take_streams().empty());
   EXPECT_EQ(error_of([&] { again(2, 1); }).code, Code::Argument);
-  EXPECT_EQ(error_of([&] { dialer.mesh->connect_again(to, kOtherKey, 0, 1, Deadline(patient(0.5))); }).code, Code::Timeout);
+  // It is refused 3 s later, however slow the machine is.
+  EXPECT_EQ(error_of([&] { dialer.mesh->connect_again(to, kOtherKey, 0, 1, Deadline(0.5)); }).code, Code::Timeout);
 }
 
 TEST(Endpoint, CountsTheWaysByTheFamilyThatBothHave) {

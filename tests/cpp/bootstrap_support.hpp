@@ -14,23 +14,16 @@
 #include <thread>
 #include <vector>
 
+#include "../../bench/free_port.hpp"
 #include "base/error.hpp"
 #include "bootstrap/mesh.hpp"
+#include "eventually.hpp"
 #include "net/socket.hpp"
 #include "patience.hpp"
 
 namespace isthmus::bootstrap::testing {
 
-using isthmus_test::patient, isthmus_test::soon;
-
-inline bool eventually(const std::function<bool()> &what) {
-  const Deadline deadline(soon());
-  while (!what()) {
-    if (deadline.passed()) return what();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
+using isthmus_test::eventually, isthmus_test::patient, isthmus_test::soon;
 
 struct Message {
   uint32_t peer;
@@ -129,12 +122,10 @@ struct Pair {  // two nodes, connected with each other
   }
 };
 
-// A port of loopback that nobody listens at. It is none of those that the kernel gives away, so nobody gets it by chance.
+// A port of loopback that nobody listens at, and that no other test has.
 inline std::string free_address(const char *host = "127.0.0.1:1") {
   for (;;) {
-    uint16_t random = 0;
-    std::memcpy(&random, net::random16().data(), sizeof random);
-    const net::Address address = net::numeric_address(host).with_port(static_cast<uint16_t>(20000 + random % 12000));
+    const net::Address address = net::numeric_address(host).with_port(bench::free_port());
     try {
       net::listen_tcp(address);
       return address.text();

@@ -626,7 +626,7 @@ TEST(DeviceMessage, WithoutAnotherSideEnd) {
           MUST(eventually([&] { return isthmus_comm_error(r.comm) != ISTHMUS_OK; }));
           return;
         }
-        OK(isthmus_comm_set_timeout(r.comm, isthmus_test::patient(3)));
+        OK(isthmus_comm_set_timeout(r.comm, isthmus_test::patient(6)));
         UserStream user;
         const isthmus_call how = on(user.stream);
         const isthmus_call *const call = streamed ? &how : nullptr;
@@ -1090,7 +1090,7 @@ TEST(DeviceMessage, ThatFindsNoPinnedMemoryByItsDeadlineSaysSo) {
         Memory x(r, kManyParts), y(r, 100'000);
         isthmus_call soon_late = on(nullptr);
         soon_late.on_stream = ISTHMUS_STREAM_NONE;
-        soon_late.timeout = isthmus_test::patient(3);
+        soon_late.timeout = isthmus_test::patient(6);
         Work all;
         OK(isthmus_send(r.comm, x.at(), kManyParts, ISTHMUS_UINT8, 1, 3, nullptr, &all.work));  // more than sends may have
         MUST(isthmus_send(r.comm, y.at(), 100'000, ISTHMUS_UINT8, 1, 4, &soon_late, nullptr) == ISTHMUS_ERR_TIMEOUT);

@@ -1,12 +1,10 @@
 // Islands of a real vendor library (oneCCL) through the C interface, under the sanitizers: the thread that submits, the stream's thread,
 // the progress thread and the control thread of each rank at work together. The test starts itself once a rank; TEST_ONECCL says where
 // the library is; without it the tests are skipped.
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <isthmus/isthmus.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,11 +13,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "../../bench/free_port.hpp"
 #include "patience.hpp"
 
 extern char **environ;
@@ -157,23 +155,8 @@ int play(char **argv) {
   return code;
 }
 
-std::string free_address() {
-  std::random_device random;
-  for (;;) {  // below the ports that the kernel gives away, so that nobody gets it by chance
-    const auto port = static_cast<uint16_t>(20000 + random() % 12000);
-    sockaddr_in a{};
-    a.sin_family = AF_INET;
-    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    a.sin_port = htons(port);
-    const int s = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const bool free = ::bind(s, reinterpret_cast<sockaddr *>(&a), sizeof a) == 0;
-    ::close(s);
-    if (free) return "127.0.0.1:" + std::to_string(port);
-  }
-}
-
 void plays(const char *scene, const char *islands) {
-  const std::string address = free_address();
+  const std::string address = "127.0.0.1:" + std::to_string(isthmus::bench::free_port());
   std::vector<pid_t> children;
   for (size_t rank = 0; islands[rank]; ++rank) {
     const std::string r = std::to_string(rank);
