@@ -206,6 +206,20 @@ class Rank:
     def all_to_all(self) -> dict[str, Any]:
         return self._blocks("all_to_all", self.count, self.count, self._everybodys)
 
+    def behind(self) -> dict[str, Any]:
+        """One all_reduce; and, of the same bytes, several that are called behind each other, each on an array of its own."""
+        found: dict[str, Any] = {}
+        for name, parts in {"one": [1.0], **self.task["parts"]}.items():
+            arrays = [self.make(np.full(int(self.count * part), self.number + 1, np.float32)) for part in parts]
+
+            def call(arrays: list[Any] = arrays) -> None:
+                for work in [self.comm.all_reduce(array, "max", async_op=True) for array in arrays]:
+                    work.wait()
+
+            found[name] = self.timed(call)
+            found[name]["right"] = all(bool((self.host(array) == self.comm.size).all()) for array in arrays)
+        return found
+
     def small(self) -> dict[str, Any]:
         for _ in range(20):
             self.comm.all_reduce(self.x, "max")

@@ -52,6 +52,7 @@ def reset(descriptor: int) -> None:
 
 def reset_within(comm: isthmus.Comm) -> None:
     """Once more than before has gone out of the operation that has begun."""
+
     def sent() -> int:
         return sum(link.get("bytes_sent", 0) for link in comm.topology()["links"])
 

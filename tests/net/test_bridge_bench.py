@@ -105,6 +105,10 @@ def overlap(part: float, void: bool = False) -> dict[str, Any]:
     return {"overlap": part, "void": void}
 
 
+def behind(ratio: float, limit: float = 1.1, void: bool = False) -> dict[str, Any]:
+    return {"fleet": "nvidia:1,amd:1", "ratio": {"sixteen": ratio}, "limit": limit, "void": void}
+
+
 @pytest.mark.parametrize(
     ("rows", "of_overlap", "of_latency", "said"),
     [
@@ -122,8 +126,16 @@ def overlap(part: float, void: bool = False) -> dict[str, Any]:
 def test_a_check_names_each_limit_that_is_not_kept_and_each_figure_that_nobody_knows(
     bridge: ModuleType, rows: list[Any], of_overlap: Any, of_latency: tuple[float, ...], said: list[str]
 ) -> None:
-    found = bridge.missed([row(**more) for more in rows], overlap(**of_overlap), latency(*of_latency))
+    kept = {"rows": [row(**more) for more in rows], "overlap": overlap(**of_overlap), "behind": [behind(1.09)]}
+    found = bridge.missed({**kept, "latency": latency(*of_latency)})
     assert len(found) == len(said) and all(words in line for words, line in zip(said, found, strict=True)), found
+
+
+def test_a_check_judges_operations_behind_each_other_by_the_limit_of_their_fleet(bridge: ModuleType) -> None:
+    rows = [behind(1.1), behind(1.25, 1.3), behind(1.11), behind(1.0, void=True)]
+    found = bridge.missed({"rows": [], "overlap": overlap(0.91), "behind": rows, "latency": latency(1080, 1090, 0.4)})
+    where = "sixteen behind each other, nvidia:1,amd:1: "
+    assert found == [f"{where}1.110 of one, limit 1.1: NOT reached", f"{where}1.000 of one, limit 1.1: VOID"]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +247,8 @@ def test_the_benchmark_runs_and_its_rows_are_whole_right_and_marked_as_a_rehears
         "isthmus with equal shares, median",
         "ring of equal parts, least",
         "overlap ",
+        "sixteen, median",
+        "buckets: ",
         "p50 of a call ",
         "p50 of a whole call without that latency",
         "p50 of 5 hand-offs alone",
@@ -247,9 +261,9 @@ def test_the_benchmark_runs_and_its_rows_are_whole_right_and_marked_as_a_rehears
     result = json.loads(out.read_text())
     assert result["simulated"] and result["rehearsal"].startswith("rehearsal")
     assert all(math.isfinite(number) for number in figures(result))
-    rows, overlap, small = result["rows"], result["overlap"], result["latency"]
+    rows, overlap, behind, small = result["rows"], result["overlap"], result["behind"], result["latency"]
     assert [one["collective"] for one in rows] == ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
-    for each in (*rows, overlap, small):
+    for each in (*rows, overlap, *behind, small):
         assert each["rehearsal"] == result["rehearsal"] and each["right"] is True
     timed = [one["isthmus"] for one in (*rows, overlap)]
     for each in (*timed, rows[0]["isthmus_with_equal_shares"], *small["processors"].values()):

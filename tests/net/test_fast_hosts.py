@@ -19,6 +19,17 @@ from test_island_hosts import of_vendor
 RANK = Path(__file__).with_name("fast_rank.py")
 FRAMES = 20_000  # bytes of all that say where data lies
 BYTES = 4 * 700_001  # of a block
+# Blocks that cross between the hosts, in all. Each host gets a block of a broadcast or an all_gather once. Of an all_reduce
+# half of the sums cross each way, and half of the results; of a reduce_scatter what a host, or an island on it, has summed
+# for the blocks of the other. An island of two hosts spreads by its library what it has on one of them.
+ACROSS = {
+    "islands of two hosts": {"broadcast from 0": 0, "all_gather": 0, "all_reduce": 0, "reduce_scatter": 2}
+    | {"all_to_all": 4, "scatter": 1, "gather": 1},
+    "islands of one host": {"broadcast from 0": 1, "all_gather": 8, "all_reduce": 2, "reduce_scatter": 16}
+    | {"all_to_all": 32, "scatter": 4, "gather": 4},
+    "no libraries": {"broadcast from 0": 1, "all_gather": 4, "all_reduce": 2, "reduce_scatter": 4}
+    | {"all_to_all": 8, "scatter": 2, "gather": 2},
+}
 
 
 def said_by(places: tuple[int, ...], vendors: tuple[str, ...], way: str) -> list[Any]:
@@ -67,8 +78,5 @@ def test_what_stays_on_a_host_goes_by_slots_that_no_processor_touches(
         by_links = {what: size for what, size in said["inside"].items() if size > FRAMES}
         assert not by_links
     across = {what: sum(said["across"][what] for said in ranks) for what in ranks[0]["across"]}
-    for what in ("broadcast from 0", "all_gather", "all_reduce"):
-        # Each host gets a block once, or half of the sums and half of the results; none where an island spreads it itself.
-        blocks = {"islands of two hosts": 0, "islands of one host": 1, "no libraries": 1}[way]
-        blocks *= {"broadcast from 0": 1, "all_gather": len(ranks), "all_reduce": 2}[what]
+    for what, blocks in ACROSS[way].items():
         assert blocks * BYTES <= across[what] <= blocks * BYTES * 1.02 + len(ranks) * FRAMES, (what, across)

@@ -440,6 +440,9 @@ def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers(fleet: s
 def test_a_step_of_sharded_training_makes_the_copies_of_its_plans_and_a_group_of_calls_for_a_chunk(fleet: str) -> None:
     """Counted at the driver and at the library: an all_gather of parameters, and a reduce_scatter of gradients.
 
+    The bytes are the least: a block goes out once, what an island takes of the other comes in once, shared by its ranks; an
+    island's sums of all blocks go out once, and a rank's result comes in.
+
     A copy brings a rank's block to its slot, another its block to the output, and one each what it takes of the other
     island. What the library has summed goes out in one copy, and the rank's block comes in by another.
     """
@@ -448,19 +451,22 @@ def test_a_step_of_sharded_training_makes_the_copies_of_its_plans_and_a_group_of
     def body(comm: isthmus.Comm) -> Any:
         there = vendor()
         engine = ctypes.CDLL("librehearsal.so")
-        engine.rehearsal_calls.restype = ctypes.c_ulong
+        engine.rehearsal_calls.restype = engine.rehearsal_carried.restype = ctypes.c_ulong
         names = (there.used[0], "ncclGroupStart", "ncclGroupEnd", "ncclBroadcast", "ncclReduceScatter")
         where = (np.arange(block * comm.size) % 61).astype(np.float32)
         own = slice(comm.rank * block, (comm.rank + 1) * block)
         parameters, gradients = DeviceArray.of(np.zeros_like(where)), DeviceArray.of(where + comm.rank)
         shard, mine = DeviceArray.of(where[own]), DeviceArray.of(np.zeros(block, np.float32))
 
-        def counted(operation: Callable[[], Any]) -> list[int]:
+        def counted(operation: Callable[[], Any]) -> tuple[list[int], tuple[int, int]]:
+            """Calls by their names, and the bytes that went from the device to the host and back."""
             operation()
             comm.barrier()
             engine.rehearsal_reset_calls()
             operation()
-            return [int(engine.rehearsal_calls(name.encode())) for name in names]
+            comm.barrier()
+            counts = [int(engine.rehearsal_calls(name.encode())) for name in names]
+            return counts, (int(engine.rehearsal_carried(1)), int(engine.rehearsal_carried(0)))
 
         made = (
             counted(lambda: comm.all_gather(shard, parameters)),
@@ -473,8 +479,12 @@ def test_a_step_of_sharded_training_makes_the_copies_of_its_plans_and_a_group_of
 
     results = run_fleet(fleet, body)
     world = len(results)
-    for rank, (right, (gathered, scattered), plans) in enumerate(results):
+    sums = [0, 0]  # bytes of an island's ranks
+    for rank, (right, ((gathered, of_gather), (scattered, of_scatter)), plans) in enumerate(results):
         assert right
+        assert of_gather == (4 * block, 4 * block)
+        assert of_scatter[1] == 4 * block
+        sums[2 * rank // world] += of_scatter[0]
         (chunks, _, by_links), (_, chunk, scattered_by_links) = plans
         assert by_links == scattered_by_links == 0
         assert gathered == [3 * chunks, 2 * chunks, 2 * chunks, world * chunks, 0]
@@ -483,17 +493,21 @@ def test_a_step_of_sharded_training_makes_the_copies_of_its_plans_and_a_group_of
         piece = chunk // (world // 2)
         short = (world if last > rank % (world // 2) * piece else 0) + 1 if last else 0
         assert scattered == [2 * full + short, full + bool(last), full + bool(last), 0, world * full]
+    assert sums == [world * 4 * block] * 2
 
 
 @pytest.mark.computes
 @pytest.mark.parametrize(
-    ("fleet", "mebibytes", "calls"),
-    [("nvidia:1,amd:1", 1024, 10), ("nvidia:2,amd:2", 256, 11), ("nvidia:4,amd:4", 64, 12)],
+    ("fleet", "mebibytes", "calls", "most_chunks"),
+    [("nvidia:1,amd:1", 1024, 10, 256), ("nvidia:2,amd:2", 256, 11, 64), ("nvidia:4,amd:4", 64, 12, 16)],
 )
 def test_a_long_all_reduce_enters_the_device_once_and_makes_few_calls_for_a_chunk(
-    fleet: str, mebibytes: int, calls: int
+    fleet: str, mebibytes: int, calls: int, most_chunks: int
 ) -> None:
-    """Of the calls to the driver those that give a stream work, and those that choose the device. And the library's."""
+    """Of the calls to the driver those that give a stream work, and those that choose the device. And the library's.
+
+    A chunk has 4 MiB, what a slot of a ring at a fixed place holds: in a message of up to 256 MiB there are at most 64.
+    """
 
     def body(comm: isthmus.Comm) -> Any:
         engine = ctypes.CDLL("librehearsal.so")
@@ -512,6 +526,7 @@ def test_a_long_all_reduce_enters_the_device_once_and_makes_few_calls_for_a_chun
         return chunks, working, sum(made[name] for name in choosing)
 
     for chunks, working, choosing in run_fleet(fleet, body, switches={"MEMORY": str(3 << 30)}, timeout=300):
+        assert chunks <= most_chunks
         assert 0 < working <= calls * chunks + 20
         assert choosing <= 40, "for the whole submission, and for what is asked of the buffers"
 

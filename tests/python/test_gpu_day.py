@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -74,6 +75,8 @@ def test_a_kit_has_all_that_its_steps_need_wherever_it_lies(kit: Path, tmp_path:
     assert [line.split()[1:3] for line in lines] == [["check", "doctor"], ["check", "runtime"], ["trace", "trace"]], lines
     assert all(line.endswith(" ok") for line in lines), lines
     assert (out / "table.txt").read_text().splitlines() == lines
+    package = re.search(r"isthmus +\S+, (\S+)", (out / "check-doctor.txt").read_text())
+    assert package and "isthmus-gpu-day-" in package[1], "the package is that of the kit, and not this Python's"
     trace = json.loads((out / "trace_cuda.json").read_text())
     assert trace["simulated"] and len(trace["cases"]) >= 15
     assert json.loads((out / "trace.json").read_text())[0][:2] == ["trace", "ok"]

@@ -141,6 +141,43 @@ def test_without_the_library_the_same_bytes_go_by_the_host(fleet: str) -> None:
             assert out + back >= 4 * COUNT // 3, name
 
 
+def exchanged(comm: isthmus.Comm) -> dict[str, tuple[Calls, tuple[int, int]]]:
+    names = ("all_to_all", "all_to_all_v", "gather", "scatter", "gather_v", "scatter_v")
+    watch, calls, found = Watch(), operations(comm), {}
+    for name in names:
+        calls[name]()
+        comm.barrier()
+        watch.reset()
+        calls[name]()
+        comm.barrier()
+        found[name] = watch.calls(), watch.carried()
+    return found
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:2,amd:2", "ascend:2,nvidia:2"])
+@pytest.mark.parametrize("bridge", ["auto", "tcp"])
+def test_of_two_vendors_blocks_only_those_that_leave_their_island_touch_the_host(fleet: str, bridge: str) -> None:
+    """Each once, on its way out of a device or into one. What stays among ranks 0 and 1, or 2 and 3, is their library's."""
+    root, inside = 1, ((0, 1), (2, 3))
+    for me, found in enumerate(run_fleet(fleet, exchanged, bridge=bridge)):
+        beyond = inside[1 - me // 2]
+        of_root, at_root = root not in beyond, me == root
+        both = 4 * sum(COUNT // (me + q + 1) for q in beyond)
+        fixed = 4 * COUNT * len(beyond)
+        varying = 4 * sum(COUNT // (q + 1) for q in beyond)
+        own, own_v = (0, 0) if of_root else (4 * COUNT, 4 * (COUNT // (me + 1)))
+        assert {name: carried for name, (_, carried) in found.items()} == {
+            "all_to_all": (fixed, fixed),
+            "all_to_all_v": (both, both),
+            "gather": (own, fixed if at_root else 0),
+            "scatter": (fixed if at_root else 0, own),
+            "gather_v": (own_v, varying if at_root else 0),
+            "scatter_v": (varying if at_root else 0, own_v),
+        }
+        for name, (calls, _) in found.items():
+            assert bool(calls) == (of_root or name.startswith("all_to_all")), (name, calls)
+
+
 def values(comm: isthmus.Comm) -> None:
     """A reduction of numbers that each rank has multiplied: by its own factor, of every type that the library has."""
     n, me = comm.size, comm.rank
