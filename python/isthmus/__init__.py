@@ -10,6 +10,16 @@ Importing this package needs no device, no NumPy and no torch.
 from __future__ import annotations
 
 import atexit as _atexit
+import importlib as _importlib
+from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+if _TYPE_CHECKING:
+    from . import elastic as elastic
+    from . import launch as launch
+    from . import rehearse as rehearse
+    from . import torch as torch
+    from . import torchft as torchft
 
 from . import _core, _ending
 from ._comm import Comm, Explanation, context_stats, from_mpi, group, init, join, settings, unique_id
@@ -64,6 +74,15 @@ __all__ = [
     "settings",
     "unique_id",
 ]
+
+if not _TYPE_CHECKING:
+
+    def __getattr__(name: str) -> _ModuleType:
+        """The public modules, each imported when a program first names it."""
+        if name not in ("elastic", "launch", "rehearse", "torch", "torchft"):
+            raise AttributeError(f"module 'isthmus' has no attribute {name!r}")
+        return _importlib.import_module(f"{__name__}.{name}")
+
 
 # Both run while the interpreter still runs. Later, threads cannot be joined in order. destroy_all() gives the pending
 # operations of each communicator 2 s at most.

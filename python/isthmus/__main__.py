@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -41,18 +42,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _end)
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the kernel would reap the ranks, status and all
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):  # a character that the output does not have ends no command
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         if given[:1] == ["bench"]:  # all words after "bench" belong to the benchmark, --help included
             return bench.run(given[1:])
         options = parser().parse_args(given)
         status = int(options.run(options))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by who started this
+            sys.stdout.flush()
         return status
     except BrokenPipeError:  # `| head`: nobody reads any more. The interpreter must not flush stdout again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Error as error:
         print(f"isthmus: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename is not None else ""
+        print(f"isthmus: {place}{error.strerror or error}", file=sys.stderr)
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:  # a full disk: the interpreter must not try again when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return 130

@@ -34,7 +34,8 @@ def one_line(kind: type[BaseException], error: BaseException | None) -> str:
     except Exception:  # the exception's own __str__ fails
         text = ""
     name = kind.__qualname__ if len(kind.__qualname__) <= 100 else kind.__name__[:100]
-    return f"{name}: {text[:200]}{'...' if len(text) > 200 else ''}" if text else name
+    line = f"{name}: {text[:200]}{'...' if len(text) > 200 else ''}" if text else name
+    return line.encode(errors="backslashreplace").decode()  # the name of a file in it may be no UTF-8
 
 
 def linger() -> None:

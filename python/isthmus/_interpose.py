@@ -201,6 +201,11 @@ def _preload(program: Program, choice: Choice, hook: bool, audit: bool) -> None:
         return
     parts = [part for part in re.split("[: ]", program.environment.get("LD_PRELOAD", "")) if part]
     ours = ([] if there else [str(choice.door.path)]) + ([str(HOOK)] if hook and str(HOOK) not in parts else [])
+    if torn := next((path for path in ours if re.search("[: ]", path)), None):
+        raise ArgumentError(
+            f"{torn}: the loader takes LD_PRELOAD apart at blanks and colons, and would start the program without the front "
+            f"door; install Isthmus in a folder without them, or `import isthmus.interpose` in the program"
+        )
     first = [part for part in parts if _SANITIZER.match(os.path.basename(part))]
     choice.variables["LD_PRELOAD"] = ":".join([*first, *ours, *(part for part in parts if part not in first)])
 

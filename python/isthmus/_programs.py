@@ -12,7 +12,7 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -257,7 +257,12 @@ def _ask_python(executable: Path, script: Path | None, words: list[str], variabl
         script if script and script != executable else next((Path(word) for word in words[1:] if word.endswith(".py")), None)
     )
     first = [str(given.absolute().parent)] if given else [os.getcwd()]
-    return Python(Path(interpreter), tuple(dict.fromkeys([*first, *folders])))
+    return Python(Path(interpreter), searchable(dict.fromkeys([*first, *folders])))
+
+
+def searchable(folders: Iterable[str]) -> tuple[str, ...]:
+    """Those that may be looked into. Python passes over the others; pathlib raises, before 3.14."""
+    return tuple(folder for folder in folders if os.access(folder, os.R_OK | os.X_OK))
 
 
 def python_users(python: Python, environment: Mapping[str, str]) -> list[User]:
@@ -373,7 +378,7 @@ def answer(program: Program, user: User, way: str, door: Door, alone: bool = Fal
     then use that library. With `alone` that step is left out, as the packages do where a door is loaded already.
     """
     environment, preload, replace = dict(program.environment), _preloaded(program), _nothing
-    if way in ("preload", "hook"):
+    if way in ("preload", "hook") and not re.search("[: ]", str(FOLDER)):  # where the loader takes the variable apart
         preload = [door.path, *([HOOK] if way == "hook" else []), *preload]
     if way == "library_path":
         environment["LD_LIBRARY_PATH"] = f"{FOLDER}:{environment.get('LD_LIBRARY_PATH', '')}"

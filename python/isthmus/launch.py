@@ -9,22 +9,25 @@ For real clusters use torchrun, mpirun or srun. isthmus.init() reads their varia
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
 import select
 import selectors
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO
+from types import FrameType, TracebackType
+from typing import IO, Any
 
 from ._errors import ArgumentError
 from ._processes import Below
@@ -347,6 +350,34 @@ class Job:
                 stream.close()
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """What handlers of signals would do comes behind the block. Inside, a process has begun that nobody could end yet."""
+    came: list[int] = []
+    before: dict[int, Any] = {}
+    held = True
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if held:
+            came.append(number)
+        else:  # its own handler is not back yet
+            before[number](number, frame)
+
+    if threading.current_thread() is threading.main_thread():
+        numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    try:
+        for number in before:
+            signal.signal(number, hold)
+        yield
+    finally:
+        held = False
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in came:
+            signal.raise_signal(one)
+
+
 def start(
     command: Sequence[str],
     ranks: int,
@@ -380,6 +411,11 @@ def start(
     - **`before`**: words before the command, one list for each rank. They start a program that becomes the command
       (`nsenter`).
     """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        raise ArgumentError(
+            "launch: this process ignores SIGCHLD, so nobody can tell how a rank ends; call "
+            "signal.signal(signal.SIGCHLD, signal.SIG_DFL) before"
+        )
     if ranks < 1:
         raise ArgumentError(f"launch: ranks={ranks} must be 1 or more")
     labels = parse_islands(islands, ranks) if islands is None or isinstance(islands, str) else list(islands)
@@ -402,18 +438,22 @@ def start(
             )
             out: IO[bytes] | int | None = None
             err: IO[bytes] | int | None = None
-            if relay:
-                out, err = subprocess.PIPE, subprocess.PIPE
-            elif capture:
-                kept = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # closed by Job
-                outputs.append(kept)
-                out, err = kept
+            words = [*(before[rank] if before else ()), *command]
             try:
-                words = [*(before[rank] if before else ()), *command]
-                process = subprocess.Popen(words, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-            except (FileNotFoundError, PermissionError) as error:
-                raise ArgumentError(f"launch: cannot start {command[0]}: {error.strerror}") from None
-            processes.append(process)
+                if relay:
+                    out, err = subprocess.PIPE, subprocess.PIPE
+                elif capture:
+                    kept = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # closed by Job
+                    outputs.append(kept)
+                    out, err = kept
+                with _signals_held():
+                    process = subprocess.Popen(words, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+                    processes.append(process)
+            except OSError as error:
+                if error.errno is None:  # not the system's: a handler of the program's has raised it
+                    raise
+                hint = "; a script begins with #! and its interpreter" if error.errno == errno.ENOEXEC else ""
+                raise ArgumentError(f"launch: cannot start {command[0]}: {error.strerror}{hint}") from None
             if relay and prefixes and process.stdout and process.stderr:
                 relay.add(process.stdout, prefixes[rank], 1)
                 relay.add(process.stderr, prefixes[rank], 2)

@@ -15,8 +15,10 @@ import pytest
 
 import packages
 from doors import DOORS, HERE, ROOT, Door, compile_c, run, said
+from isthmus import _doors, _interpose, _programs
 from isthmus._doors import AUDITOR, FOLDER, HOOK
 from isthmus._doors import DOORS as PACKAGED
+from isthmus._errors import ArgumentError
 from patience import SOON
 from test_interpose_exports import symbols
 from test_interpose_real import none_installed  # noqa: F401
@@ -443,3 +445,27 @@ def test_python_and_the_hook_know_the_same_libraries() -> None:
     for door in DOORS.values():
         assert (PACKAGED[door.library].soname, PACKAGED[door.library].setting) == (door.soname, door.setting)
         assert symbols(path_of(door))[0] == symbols(door.path)[0], "the package has the doors that were built"
+
+
+def test_the_program_has_the_signals_that_it_has_without_it(door: Door) -> None:
+    """Python ignores two, and what is ignored stays so in what a process becomes: `| head` would end nothing."""
+    words = ("grep", "^SigIgn", "/proc/self/status")
+    assert isthmus("--vendor", door.library, "--", *words).stdout == run(*words).stdout
+
+
+def test_a_door_whose_path_the_loader_would_take_apart_is_refused(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "my project"
+    place.mkdir()
+    shutil.copy(path_of(door), place)
+    monkeypatch.setattr(_doors, "FOLDER", place)
+    with pytest.raises(ArgumentError, match=r"my project.*takes LD_PRELOAD apart at blanks"):
+        _interpose.choose(_programs.examine(["sh"], os.environ), door.library)
+
+
+def test_a_folder_of_packages_that_cannot_be_looked_into_is_passed_over() -> None:
+    """As Python does. Root may look into every folder, so it is one with a name that no file system takes."""
+    words = ("--vendor", "nccl", "--", sys.executable, "train.py")
+    given = variables(*words, folder=Path("/" + 300 * "x"))
+    assert given["LD_PRELOAD"].startswith(str(PACKAGED["nccl"].path))

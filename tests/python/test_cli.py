@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
+import mmap
 import os
 import re
 import subprocess
@@ -16,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from isthmus import __main__, launch
-from isthmus.cli import bench, doctor, layout, svg, topo
+from isthmus.cli import bench, common, doctor, layout, svg, topo, tune
 from isthmus.cli.explain import parse_bytes
 from patience import patient
 
@@ -160,6 +162,7 @@ def test_bench_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(bench, "find_benchmark", lambda: program)
     called: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, arguments: called.append(arguments))
+    monkeypatch.setattr(bench, "before_exec", lambda: None)  # this process goes on
     __main__.main(["bench", "all_reduce", "--ranks", "2", "-b", "8"])
     assert called == [[str(program), "all_reduce", "--ranks", "2", "-b", "8"]]
 
@@ -309,3 +312,60 @@ def test_the_title_of_a_drawing_is_wrapped_and_whole() -> None:
     drawn = texts(svg.draw(shown))
     lines = drawn[: drawn.index("host")]
     assert len(lines) > 1 and "".join(lines).replace(" ", "") == shown.title.replace(" ", "")
+
+
+def test_a_drawing_that_cannot_be_written_is_named_in_one_line(tmp_path: Path) -> None:
+    place = tmp_path / "nowhere" / "topology.svg"
+    ended = command("topo", "--ranks", "2", "--svg", str(place))
+    assert (ended.returncode, ended.stderr) == (1, f"isthmus: {place}: No such file or directory\n")
+
+
+@pytest.mark.parametrize(("to", "status"), [(">&-", 0), (">/dev/full", 1)])
+def test_an_output_that_is_closed_or_full_is_no_traceback(to: str, status: int) -> None:
+    words = ["sh", "-c", f'exec "$@" {to}', "sh", sys.executable, "-m", "isthmus", "settings"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=patient(90), check=False)
+    assert ended.returncode == status and "Traceback" not in ended.stderr, ended
+
+
+def asked() -> Any:
+    options = argparse.Namespace(ranks=2, islands=None, bridge=None, ccl=None, timeout=patient(60))
+    return common.ask_ranks("topology", {}, options)
+
+
+def test_what_a_library_prints_when_a_rank_ends_is_not_the_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = "import atexit\natexit.register(print, 'n0:7 NCCL INFO comm 0x1 rank 0 - Destroy COMPLETE')\n"
+    (tmp_path / "sitecustomize.py").write_text(said)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    monkeypatch.setenv("PYTHONPATH", path)
+    assert len(asked()["ranks"]) == 2
+
+
+def test_what_lies_in_the_working_directory_is_none_of_the_ranks_modules(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("isthmus.py", "json.py"):
+        (tmp_path / name).write_text("raise SystemExit('the wrong one')\n")
+    monkeypatch.chdir(tmp_path)
+    assert len(asked()["ranks"]) == 2
+
+
+@pytest.mark.parametrize("form", ["--json", "--settings"])
+def test_doctor_reports_a_bad_setting_in_every_form(form: str) -> None:
+    ended = command("doctor", form, "--no-test", env={"ISTHMUS_SPIN_US": "soon"})
+    assert ended.returncode == 1 and "ISTHMUS_SPIN_US=soon" in ended.stdout, ended
+    if form == "--json":
+        report = json.loads(ended.stdout)
+        assert report["ok"] is False and report["settings"] == []
+
+
+def test_doctor_reports_also_where_the_output_has_ascii_alone() -> None:
+    ended = command("doctor", env={"PYTHONIOENCODING": "ascii"})
+    assert ended.returncode == 0 and "2 ranks agree" in ended.stdout, ended.stderr
+
+
+def test_a_mapped_file_whose_name_is_no_utf_8_hides_no_library(tmp_path: Path) -> None:
+    with open(os.path.join(os.fsencode(tmp_path), b"weights-\xff"), "wb+") as file:
+        file.write(b"x")
+        file.flush()
+        with mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ):
+            assert "libisthmus.so" in doctor.loaded_library() and not tune.simulated_library()

@@ -323,3 +323,19 @@ def test_a_program_that_forgets_to_destroy_ends_by_itself() -> None:
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=2 * SOON, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_an_exception_that_names_a_file_whose_name_is_no_utf_8_stays_itself_and_is_told(threads: Run) -> None:
+    name = os.fsdecode(b"weights-\xff")
+
+    def body(comm: isthmus.Comm) -> None:
+        part = comm.split(0)
+        assert part is not None
+        if comm.rank == 0:
+            with pytest.raises(ValueError, match="bad file weights"), part:
+                raise ValueError(f"bad file {name}")
+        else:
+            with pytest.raises(isthmus.PeerLostError, match="rank 0 .* raised ValueError: bad file weights"), part:
+                part.barrier()
+
+    threads(2, body)

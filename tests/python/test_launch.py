@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import isthmus
 from isthmus import __main__, launch
 from patience import SOON, patient
 
@@ -155,3 +157,60 @@ def test_other_children_of_this_process_live_on(tmp_path: Path) -> None:
             until_there(tmp_path / "up")
         assert other.poll() is None and lives(other.pid) and lives(os.getpid())
         other.kill()
+
+
+IGNORES = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def test_ranks_that_fail_are_seen_also_where_who_started_the_command_ignores_the_end_of_children() -> None:
+    words = [sys.executable, "-m", "isthmus", "launch", "--ranks", "2", "--", "false"]
+    env = {k: v for k, v in os.environ.items() if k not in ("ISTHMUS_RANK", "ISTHMUS_WORLD_SIZE", "ISTHMUS_ADDRESS")}
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", IGNORES, *words], capture_output=True, text=True, timeout=SOON, check=False, env=env
+    )
+    assert ended.returncode == 1 and "rank 1 ended with status 1" in ended.stdout + ended.stderr, ended
+
+
+def test_a_process_that_ignores_the_end_of_children_is_told_what_to_do() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(isthmus.ArgumentError, match="ignores SIGCHLD"):
+            launch.start(["true"], 1)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_signal_that_comes_while_a_rank_is_started_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python runs the handler when fork and exec are done, and start() does not have the process yet."""
+    started: list[int] = []
+
+    class Signalled(subprocess.Popen[bytes]):
+        def __init__(self, *words: Any, **more: Any) -> None:
+            super().__init__(*words, **more)
+            started.append(self.pid)
+            if len(started) == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    left: list[int] = []
+    before = signal.signal(signal.SIGTERM, end)
+    monkeypatch.setattr(subprocess, "Popen", Signalled)
+    try:
+        with pytest.raises(SystemExit):
+            launch.start(["sleep", "600"], 3)
+        left = [pid for pid in started if lives(pid)]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    assert len(started) == 2 and left == []
+
+
+def test_a_program_that_the_kernel_refuses_is_named_in_one_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("echo hello\n")
+    script.chmod(0o755)
+    with pytest.raises(isthmus.ArgumentError, match=r"cannot start .*run\.sh: Exec format error; a script begins with #!"):
+        launch.start([str(script)], 2)

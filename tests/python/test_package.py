@@ -34,6 +34,20 @@ def test_importing_needs_neither_numpy_nor_torch_nor_a_device() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_a_public_module_is_imported_when_a_program_names_it() -> None:
+    program = (
+        "import sys, isthmus\n"
+        "parts = 'isthmus.elastic', 'isthmus.launch', 'isthmus.torch'\n"
+        "assert not [part for part in parts if part in sys.modules]\n"
+        "assert isthmus.elastic.State and isthmus.launch.start and 'isthmus.torch' not in sys.modules\n"
+        "try: isthmus.elastics\n"
+        "except AttributeError as e: assert 'elastics' in str(e)\n"
+        "else: raise SystemExit('it has any attribute')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=2 * SOON, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_the_stubs_name_what_the_module_has() -> None:
     stub = Path(_core.__file__ or "").with_name("_core.pyi")
     if not stub.exists():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import json
 import os
 import re
@@ -16,6 +18,7 @@ import pytest
 
 import isthmus
 from devices import OnDevice, on_host, run_fleet
+from isthmus.cli import tune
 from profiles import HOST, command, host_rates, on_islands, written
 from ranks import DEADLINE
 
@@ -293,3 +296,23 @@ def test_the_text_says_what_its_words_mean_where_it_has_them(ranks: Run) -> None
         assert last.startswith("  words   t-1: ") and last.endswith("(docs/explain/plans.md)"), collective
         assert "post" in last and "slot" in last and "words " not in message
     assert "## The text of explain" in (Path(__file__).parents[2] / "docs" / "explain" / "plans.md").read_text()
+
+
+def test_a_place_that_takes_no_file_is_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(tune, "under_launcher", lambda: False)
+    monkeypatch.setattr(tune, "measure", lambda seconds: pytest.fail("it has measured"))
+    with pytest.raises(isthmus.Error, match="cannot be written"):
+        tune.run(argparse.Namespace(output=str(tmp_path / "profile"), seconds=6.0))
+
+
+def test_a_file_system_that_has_become_read_only_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuses(*_unused: object, **_more: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "write_text", refuses)
+    monkeypatch.setattr(Path, "unlink", refuses)
+    with pytest.raises(isthmus.Error, match="cannot be written: .*Read-only file system"):
+        tune.write(tmp_path / "profile", {})

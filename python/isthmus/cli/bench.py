@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import Error
+from .common import before_exec
 
 
 def add_parser(subparsers: Any) -> None:
@@ -50,8 +51,10 @@ def run(arguments: list[str]) -> int:
         rest = [argument for argument in arguments if argument != "--peers"]
         if not any(word == "--out" or word.startswith("--out=") for word in rest):  # the tree keeps results of whole runs
             rest += ["--out", str(Path.cwd() / "isthmus-peers")]
+        before_exec()
         os.execv(sys.executable, [sys.executable, str(script), *rest])
     program = find_benchmark()
     if program is None:
         raise Error("bench: isthmus-bench is neither in the package nor on PATH; build it with `make build`")
+    before_exec()
     os.execv(program, [str(program), *arguments])

@@ -6,13 +6,26 @@ import argparse
 import array
 import json
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 from .. import Comm, launch
 from .._errors import Error
+from .._package import FOLDER
 from ..rehearse import FLEET
 
+ANSWER = "isthmus answer: "
+"""Begins rank 0's line that is one. Libraries print to the same output, some when the process ends."""
+
+# Ranks take the package of this process, behind Python's own modules and before other packages. Python puts the working
+# directory before all else with -c and with -m: what lies there is none of the ranks' modules.
+_RANK = (
+    "import sys; sys.path[0] or sys.path.pop(0); folder = sys.argv.pop(1); "
+    "at = (i for i, p in enumerate(sys.path) if p.endswith('-packages')); sys.path.insert(next(at, len(sys.path)), folder); "
+    "from isthmus.cli.probe import main; main()"
+)
 _RANK_VARIABLES = ("ISTHMUS_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
@@ -32,7 +45,7 @@ def under_launcher() -> bool:
 def ask_ranks(question: str, arguments: dict[str, Any], options: argparse.Namespace) -> Any:
     """Starts local ranks that all put `question` (isthmus.cli.probe), and returns rank 0's answer."""
     ranks = options.ranks or (len(launch.parse_islands(options.islands, _count(options.islands))) if options.islands else 2)
-    command = [sys.executable, "-m", "isthmus.cli.probe", question, json.dumps(arguments)]
+    command = [sys.executable, "-c", _RANK, str(FOLDER.parent), question, json.dumps(arguments)]
     env = {"ISTHMUS_TIMEOUT": f"{options.timeout:g}"}
     where = {"islands": options.islands, "bridge": options.bridge, "ccl": options.ccl}
     with launch.start(command, ranks, **where, env=env) as job:
@@ -43,7 +56,17 @@ def ask_ranks(question: str, arguments: dict[str, Any], options: argparse.Namesp
             raise Error(
                 f"rank {result.rank} of {ranks} failed: {lines[-1] if lines else f'exit status {result.returncode}'}"
             )
-    return json.loads(results[0].stdout.strip().splitlines()[-1])
+    said = [line for line in results[0].stdout.splitlines() if line.startswith(ANSWER)]
+    if not said:
+        raise Error(f"rank 0 of {ranks} ended without an answer")
+    return json.loads(said[-1].removeprefix(ANSWER))
+
+
+def before_exec() -> None:
+    """Gives back the signals that Python ignores: the program that this process becomes would go on ignoring them."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def mark(data: dict[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,10 @@ def run(options: argparse.Namespace) -> int:
     if not options.no_test:
         test = self_test(findings)
     broken = any(finding.state == "bad" for finding in findings)
-    rows = settings() if options.settings or options.json else []
+    rows: list[dict[str, Any]] = []
+    if options.settings or options.json:
+        with contextlib.suppress(Error):  # a setting that cannot be read; a finding says which
+            rows = settings()
     if options.json:
         report = {"version": __version__, "ok": not broken, "findings": [asdict(f) for f in findings], "selftest": test}
         print(json.dumps(mark({**report, "settings": rows}), indent=2))
@@ -109,7 +112,8 @@ def run(options: argparse.Namespace) -> int:
 
 def terminal() -> Console:
     """What is printed to. In a pipe lines are as long as they are."""
-    return Console() if sys.stdout.isatty() else Console(width=int(os.environ.get("COLUMNS") or 0) or 10_000)
+    there = sys.stdout is not None and sys.stdout.isatty()
+    return Console() if there else Console(width=int(os.environ.get("COLUMNS") or 0) or 10_000)
 
 
 def verdict(findings: list[Finding]) -> str:
@@ -262,7 +266,7 @@ def torch_face() -> Finding:
 
 def loaded_library() -> str:
     """The path of libisthmus in this process."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
         path = line.partition("/")[1] + line.partition("/")[2]
         if os.path.basename(path).startswith("libisthmus.so"):
             return path

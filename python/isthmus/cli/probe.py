@@ -10,7 +10,7 @@ from typing import Any
 
 import isthmus
 
-from .common import whole_topology
+from .common import ANSWER, whole_topology
 
 
 def topology(comm: isthmus.Comm, _arguments: dict[str, Any]) -> Any:
@@ -50,7 +50,7 @@ def main() -> None:
             answer = QUESTIONS[question](comm, arguments)
             comm.barrier()
             if comm.rank == 0:
-                print(json.dumps(answer), flush=True)
+                print(f"\n{ANSWER}{json.dumps(answer)}", flush=True)
     except isthmus.Error as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
 

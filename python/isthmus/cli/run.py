@@ -11,6 +11,7 @@ from typing import Any
 from .. import _interpose, _programs
 from .._doors import DOORS
 from .._errors import ArgumentError, ConfigError
+from .common import before_exec
 from .launch import program_of
 
 
@@ -54,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
     said = " ".join(f"{name}={shlex.quote(value)}" for name, value in choice.variables.items())
     notes = "".join(f"; {line}" for line in choice.words)
     print(f"isthmus run: {choice.door.name}'s front door ({choice.why}): {said}{notes}", file=sys.stderr, flush=True)
+    before_exec()
     try:
         os.execvpe(words[0], words, {**os.environ, **choice.variables})
     except OSError as error:

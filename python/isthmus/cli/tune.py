@@ -7,6 +7,7 @@ between their islands is better sent whole.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -64,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
     if options.output and (Path(options.output).is_dir() or not Path(options.output).parent.is_dir()):
         raise Error(f"tune: the profile cannot be written: {options.output} is a folder, or in none")
     path = Path(options.output or f"isthmus-profile-{socket.gethostname()}.json")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise Error(f"tune: the profile cannot be written: {path.parent.resolve()} takes no new file; give another --output")
     if under_launcher():
         with init() as comm:
             if comm.size > 1:
@@ -174,7 +177,7 @@ def entry(name: str, samples: list[float], note: str) -> dict[str, Any]:
 
 def simulated_library() -> bool:
     """A rehearsal's libraries have been loaded into this process, however they got there."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
+    maps = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
     return any(os.path.basename(line.partition("/")[2]).startswith("librehearsal.so") for line in maps)
 
 
@@ -185,7 +188,8 @@ def write(path: Path, profile: dict[str, Any]) -> None:
         part.write_text(json.dumps(profile, indent=2) + "\n", encoding="utf-8")
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a read-only file system this fails too
+            part.unlink()
         raise Error(f"tune: the profile cannot be written: {error}") from None
 
 

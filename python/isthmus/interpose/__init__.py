@@ -27,7 +27,7 @@ from .. import _elf
 from .._doors import Door, door_of_file, read
 from .._errors import Error
 from .._interpose import beside_the_program, door_here, hidden_text, users_of_a_door, wanted_door
-from .._programs import Program, Python, python_users
+from .._programs import Program, Python, python_users, searchable
 
 __all__ = ["door"]
 
@@ -35,7 +35,7 @@ __all__ = ["door"]
 def _mapped() -> list[tuple[Path, _elf.Elf]]:
     """The vendors' libraries and the doors that this process has loaded."""
     found = []
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
         paths = dict.fromkeys(line.split(maxsplit=5)[5].rstrip("\n") for line in maps if line.count("/") > 0)
     for path in paths:
         # Only libraries are opened: other mapped files may be devices.
@@ -61,7 +61,7 @@ def _choose(program: Program) -> Door:
     if used:
         text = ", ".join(f"{user.name} uses {user.door.soname}" for user in used.values())
         raise Error(f"isthmus.interpose: more than one vendor's library is in use ({text}); {ask}")
-    return door_here(os.environ, sys.path, ask)[0]
+    return door_here(os.environ, searchable(sys.path), ask)[0]
 
 
 def _enter() -> Path | None:
@@ -69,7 +69,7 @@ def _enter() -> Path | None:
         return None
     mapped = _mapped()
     doors = [path for path, elf in mapped if elf.is_door]
-    python = Python(Path(sys.executable), tuple(folder for folder in sys.path if folder))
+    python = Python(Path(sys.executable), searchable(folder for folder in sys.path if folder))
     users = python_users(python, os.environ)
     program = Program([], dict(os.environ), python.executable, read(python.executable), python=python, users=users)
     chosen = _choose(program)
