@@ -193,7 +193,8 @@ def run_behind(ranks: str, limit: float, nbytes: int, repeat: int) -> dict[str, 
     rate = {"copy_out_gbps": UNIT / 1000, "copy_in_gbps": UNIT / 1000, "bridge_mbps": UNIT}
     rate["fabric_gbps"] = DEVICE["fabric_gbps"]
     switches = {**SWITCHES, "QUEUES": "4"}
-    results = run("behind", fleet, dict.fromkeys(fleet.bridges, rate), ["behind"], nbytes, repeat, switches, parts=BEHIND)
+    links, task = dict.fromkeys(fleet.bridges, rate), {"parts": BEHIND, "profile": False}
+    results = run("behind", fleet, links, ["behind"], nbytes, repeat, switches, **task)
     found = results[0]["behind"]
     return {
         "rehearsal": WHAT,

@@ -84,7 +84,9 @@ class Rank:
         self.islands: list[str] = task["islands"]  # by rank
         self.rates = {name: rate * 1e6 for name, rate in task["rates"].items()}  # by island
         path = Path(task["folder"]) / f"profile.{self.number}.json"
-        self.unknown = self.write_profile(path) if all(self.rates.values()) else "no bridge has a rate"
+        self.unknown = "no bridge has a rate, or none that matters"
+        if all(self.rates.values()) and task.get("profile", True):
+            self.unknown = self.write_profile(path)
         self.comm = isthmus.init(settings=None if self.unknown else {"PROFILE": str(path)})
         self.block = max(1, task["nbytes"] // 4 // self.comm.size)  # elements
         self.count = self.block * self.comm.size if task["nbytes"] > 64 else task["nbytes"] // 4
