@@ -24,8 +24,9 @@ interface by the bytes that it has carried, at the rate at which it carried a pl
 says which part of the work that could run side by side did so: (sum busy - T) / (sum busy - max busy).
 
 The rows of operations behind each other: all_reduces that are called one behind the other, without waiting, against one of
-all their bytes, where copies and interfaces have one rate. Sixteen of one size, and the four buckets in which DDP would
-reduce as much (1, 25, 25 and 13 of 64 parts).
+all their bytes. Sixteen of one size, and the four buckets in which DDP would reduce as much (1, 25, 25 and 13 of 64 parts).
+Once copies and interfaces have one rate, so that what a library's order keeps apart costs most; once copies have the rate
+that they have in the other rows.
 
 The row of latency: an all_reduce of 8 bytes over two islands of one rank each, on one host. A stream stands at a gate until
 the host lets it go on, and the gate takes the declared time. A call may take two gates and 60 us. The hand-offs of a call,
@@ -86,7 +87,8 @@ SWITCHES = {"QUIET": "1", "JITTER_US": "0", "SCRIBBLE": "0"}
 TARGETS = {"clock": 1.05, "predicted": 1.03, "overlap": 0.9, "behind": 1.1, "gates": 2.0, "beside_gates_us": 60.0}
 OVERLAPPED = Fleet("nvidia:1,amd:1", {"nvidia": 1, "amd": 1}, ("all_reduce",))
 BEHIND = {"sixteen": [1 / 16] * 16, "buckets": [part / 64 for part in (1, 25, 25, 13)]}
-BEHIND_FLEETS = ("nvidia:1,amd:1", "nvidia:2,amd:2")
+# The fleets, and the rate of copies from and to devices in MB/s.
+BEHIND_ROWS = [(ranks, copies) for copies in (UNIT, 12_000.0) for ranks in ("nvidia:1,amd:1", "nvidia:2,amd:2")]
 GATE_US = 500
 SMALL_CALLS, SMALL_TURNS = 200, 5
 MOST_OTHERS = 0.1  # the part of all processors that other processes may use
@@ -186,9 +188,9 @@ def run_overlap(nbytes: int, repeat: int) -> dict[str, Any]:
     }
 
 
-def run_behind(ranks: str, nbytes: int, repeat: int) -> dict[str, Any]:
+def run_behind(ranks: str, copies: float, nbytes: int, repeat: int) -> dict[str, Any]:
     fleet = Fleet(ranks, OVERLAPPED.bridges)
-    rate = {"copy_out_gbps": UNIT / 1000, "copy_in_gbps": UNIT / 1000, "bridge_mbps": UNIT}
+    rate = {"copy_out_gbps": copies / 1000, "copy_in_gbps": copies / 1000, "bridge_mbps": UNIT}
     rate["fabric_gbps"] = DEVICE["fabric_gbps"]
     switches = {**SWITCHES, "QUEUES": "4"}
     links, task = dict.fromkeys(fleet.bridges, rate), {"parts": BEHIND, "profile": False}
@@ -377,9 +379,13 @@ def show_overlap(row: dict[str, Any]) -> None:
     print("rehearsal", flush=True)
 
 
+def rates_of(row: dict[str, Any]) -> str:
+    return f"copies of {row['links']['copy_out_gbps'] * 1000:g} MB/s and interfaces of {row['links']['bridge_mbps']:g}"
+
+
 def show_behind(row: dict[str, Any]) -> None:
     size = f"{row['bytes'] >> 20} MiB of float32"
-    print(f"rehearsal  behind each other: {row['fleet']}, all_reduces of {size}, all of {UNIT:g} MB/s")
+    print(f"rehearsal  behind each other: {row['fleet']}, all_reduces of {size}, {rates_of(row)}")
     for name, found in row["isthmus"].items():
         spread = f"{found['min'] * 1e3:.1f} to {found['max'] * 1e3:.1f} ms"
         print(f"rehearsal  {name}, median {found['median'] * 1e3:.1f} ms ({spread}), {processors(found)}")
@@ -425,6 +431,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fails where a limit is not kept; no file without --out")
     parser.add_argument("--quick", action="store_true", help="only that it runs: one fleet, one turn of latency, no Gloo")
     parser.add_argument("--latency", action="store_true", help="the row of latency alone, on any machine; no file")
+    parser.add_argument("--behind", action="store_true", help="the rows of operations behind each other alone; no file")
     parser.add_argument("--out", type=Path, help="the file of results (bench/results/bridge.json; with --quick none)")
     args = parser.parse_args()
     if not 1 <= args.mib <= 256 or not 1 <= args.repeat <= 100:
@@ -440,6 +447,9 @@ def main() -> int:
         print("rehearsal  quick: it shows that this runs; no target counts, but every result must be right")
     if args.latency:
         return alone()
+    if args.behind:
+        os.environ.setdefault("ISTHMUS_TIMEOUT", "30")
+        return 0 if all(row["right"] for row in run_all_behind(BEHIND_ROWS, args.mib << 20, args.repeat)) else 1
     quick = " --quick" if args.quick else ""
     made = circumstances(f"python bench/bridge.py --mib {args.mib} --repeat {args.repeat}{quick}")
     os.environ.setdefault("ISTHMUS_TIMEOUT", "30")  # the ranks'
@@ -453,10 +463,7 @@ def main() -> int:
             rows += more
         overlap = run_overlap(args.mib << 20, args.repeat)
         show_overlap(overlap)
-        behind = []
-        for ranks in BEHIND_FLEETS[: 1 if args.quick else None]:
-            behind.append(run_behind(ranks, args.mib << 20, args.repeat))
-            show_behind(behind[-1])
+        behind = run_all_behind(BEHIND_ROWS[: 1 if args.quick else None], args.mib << 20, args.repeat)
         latency = run_latency(1 if args.quick else SMALL_TURNS)
         show_latency(latency)
     except Error as error:
@@ -483,6 +490,14 @@ def main() -> int:
     for what in short:
         print(f"rehearsal  NOT kept: {what}")
     return 1 if args.check and short else 0
+
+
+def run_all_behind(chosen: Sequence[tuple[str, float]], nbytes: int, repeat: int) -> list[dict[str, Any]]:
+    rows = []
+    for ranks, copies in chosen:
+        rows.append(run_behind(ranks, copies, nbytes, repeat))
+        show_behind(rows[-1])
+    return rows
 
 
 def alone() -> int:
@@ -516,7 +531,7 @@ def missed(found: dict[str, Any]) -> list[str]:
         for name, ratio in row["ratio"].items():
             said = word(ratio, TARGETS["behind"], row["void"])
             if said != "reached":
-                where = f"{name} behind each other, {row['fleet']}"
+                where = f"{name} behind each other, {row['fleet']}, {rates_of(row)}"
                 short.append(f"{where}: {ratio:.3f} of one, limit {TARGETS['behind']}: {said}")
     if latency["void"] or not quick_enough(latency):
         middle = statistics.median(latency["p50_seconds"]["with"]) * 1e6

@@ -13,12 +13,15 @@ isthmus  device tensors, on each rank's own stream
 gloo     torch's ProcessGroupGloo with the same tensors, where Gloo takes tensors of this device; Gloo sends no such tensors
 relay    the code that people write by hand today: t.cpu(), Gloo on the host, t.copy_(...)
 
-A call's time begins at the barrier before the call, and ends when the last rank's stream has come to the call's end.
+Calls are made behind each other, as many as fill --block seconds. A time is that of all of them over their number: from the
+barrier before the first one until the last rank's stream has come to the end of the last one.
 
 The limits are measured in the same run: copies between the device and pinned memory (out, in, and both at once); what all
 threads that reduce for these ranks reduce at once (`isthmus tune`); and what the host's memory moves. All GPU ranks use one
 GPU. So a moved byte goes out once, and goes in once for each rank that receives it. An all_reduce of G GPU ranks takes G
-copies out and G copies in. What only moves is compared with the copies alone.
+copies out and G copies in. What only moves is compared with the copies, and with what memory moves of ranks on the CPU.
+
+With --check the exit status is 3 where a target is missed, or where what it is for was not measured.
 
 The device has as many hardware queues as the driver gives every program. --connections N asks for another number.
 
@@ -50,6 +53,7 @@ SIZES = (8, 4 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
 QUICK_SIZES = (8, 64 << 10, 1 << 20)
 CONTENDERS = ("isthmus", "gloo", "relay")
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
+MISSED = 3  # exit status
 BUCKETS, BUCKET_BYTES = 10, 25_000_000  # of a training step, behind each other, beside one call of all of them
 TARGETS = {
     "moves": 0.92,
@@ -376,6 +380,7 @@ def time_row(team: Team, collective: str, nbytes: int, rounds: int, block: float
             seconds[name].append(team.seconds(calls[name], times[name]))
     return {
         "collective": collective,
+        "asked": nbytes,
         "bytes": 4 * max(count, wide),
         "ranks": ",".join(team.kinds),
         "calls": times,
@@ -447,6 +452,7 @@ def copy_rates(device: Device, nbytes: int, rounds: int) -> dict[str, list[float
 _REDUCES = """
 import json, sys
 from isthmus import _core
+print("ready", flush=True)
 sys.stdin.readline()
 found = json.loads(_core.measure(float(sys.argv[1])))["entries"]
 print(json.dumps(next(one["samples"] for one in found if one["name"] == "reduce_float32")))
@@ -468,6 +474,10 @@ def reduction_rate(threads: int, seconds: float = 2.0) -> float:
     jobs = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept) for _ in range(threads)
     ]
+    for job in jobs:
+        assert job.stdout
+        if job.stdout.readline() != "ready\n":
+            raise SystemExit("gpu: a process that is to measure reductions has not begun")
     for job in jobs:
         assert job.stdin
         job.stdin.write("\n")
@@ -498,12 +508,69 @@ def memory_rate() -> float:
     return sum(2 * source.nbytes for source, _ in pairs) / best
 
 
+class Broadcasts:
+    """Calls of all ranks, one behind the other, for as long as the block lasts; the first has begun when the block begins.
+    An error of one is raised at the block's end."""
+
+    def __init__(self, team: Team, calls: list[Call]) -> None:
+        self.team, self.calls, self.number = team, calls, 0
+        self._over, self._flags, self._go_on = threading.Event(), threading.Barrier(len(calls)), True
+        self._error: BaseException | None = None
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._together, daemon=True)
+
+    def _work(self, number: int) -> None:
+        import isthmus
+
+        try:
+            while True:
+                if number == 0:
+                    self._go_on = not self._over.is_set()
+                self._flags.wait()  # all ranks make the same number of calls
+                if not self._go_on:
+                    return
+                self._begun.set()
+                made = self.calls[number]()
+                self.team.ranks[number].finish()
+                if isinstance(made, isthmus.Work):
+                    made.wait()  # raises if it has failed, which the stream does not tell
+                if number == 0:
+                    self.number += 1
+                self._flags.wait()
+        except BaseException:
+            self._flags.abort()
+            raise
+
+    def _together(self) -> None:
+        try:
+            self.team.together(self._work)
+        except BaseException as error:
+            self._error = error
+        self._begun.set()
+
+    def __enter__(self) -> Broadcasts:
+        self._thread.start()
+        self._begun.wait()
+        return self
+
+    def __exit__(self, kind: object, *_unused: object) -> None:
+        self._over.set()
+        self._thread.join(2 * PATIENCE_S)  # a call that hangs ends with an error of its own, which names the rank
+        if kind is not None:
+            return
+        if self._thread.is_alive():
+            raise SystemExit(f"gpu: the broadcasts beside the products did not end within {2 * PATIENCE_S:.0f} s")
+        if self._error:
+            raise self._error
+
+
 def beside_products(team: Team, nbytes: int, rounds: int, size: int) -> dict[str, Any]:
     """Seconds of a matrix product on GPU rank 0's device, alone and with broadcasts of Isthmus' beside it."""
     torch, device = team.device.torch, team.device
-    dtype = torch.float32 if device.simulated else torch.bfloat16
-    a = torch.ones(size, size, dtype=dtype, device=device.device)
-    b = torch.ones(size, size, dtype=dtype, device=device.device)
+    if device.simulated:
+        a = b = torch.ones(size, size, device=device.device)
+    else:  # random: a GPU that multiplies ones takes less power, and so a higher clock
+        a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=device.device) for _ in range(2))
     product = device.stream()
     tensors = [rank.tensor(nbytes // 4, 1.0) for rank in team.ranks]
     calls = [rank.call("isthmus", "broadcast", x, x) for rank, x in zip(team.ranks, tensors, strict=True)]
@@ -522,32 +589,15 @@ def beside_products(team: Team, nbytes: int, rounds: int, size: int) -> dict[str
     times = max(2, int(0.3 / max(products(2), 1e-6)))
     alone: list[float] = []
     beside: list[float] = []
-    broadcasts = 0
-    for _ in range(rounds):
-        alone.append(products(times))
-        over = threading.Event()
-        flags = threading.Barrier(len(team.kinds))
-        go_on = [True]
-
-        def work(number: int, over: threading.Event = over, flags: Any = flags, go_on: list[bool] = go_on) -> None:
-            nonlocal broadcasts
-            while True:
-                if number == 0:
-                    go_on[0] = not over.is_set()
-                flags.wait()  # all ranks make the same number of calls
-                if not go_on[0]:
-                    return
-                calls[number]()
-                team.ranks[number].finish()
-                if number == 0:
-                    broadcasts += 1
-                flags.wait()
-
-        thread = threading.Thread(target=team.together, args=(work,), daemon=True)
-        thread.start()
-        beside.append(products(times))
-        over.set()
-        thread.join(PATIENCE_S)
+    broadcasts: list[int] = []
+    for number in range(rounds):
+        if number % 2 == 0:
+            alone.append(products(times))
+        with Broadcasts(team, calls) as made:
+            beside.append(products(times))
+        broadcasts.append(made.number)
+        if number % 2:
+            alone.append(products(times))
     return {"bytes": nbytes, "matrix": size, "alone": alone, "beside": beside, "broadcasts": broadcasts}
 
 
@@ -595,9 +645,9 @@ def judge(result: dict[str, Any], kinds: list[str]) -> list[dict[str, Any]]:
             if name in median:
                 ratios = [a / b for a, b in zip(row["seconds"][name], row["seconds"]["isthmus"], strict=True)]
                 verdicts.append(verdict(f"{what}: {name} over isthmus", ratios, None, True))
-                if name == "gloo" and row["bytes"] >= LARGE and row["collective"] in ("all_reduce", "broadcast"):
+                if name == "gloo" and row["asked"] >= LARGE and row["collective"] in ("all_reduce", "broadcast"):
                     against_gloo.append(statistics.median(ratios))
-        if row["bytes"] >= LIMIT_FROM:
+        if row["asked"] >= LIMIT_FROM:  # in equal parts for three ranks it is some bytes less
             least = least_seconds(row, kinds, result["copies"], result["reduction"], result["memory"])
             rates = [least / seconds for seconds in row["seconds"]["isthmus"]]
             target = TARGETS.get(row["collective"], TARGETS["moves"])
@@ -605,9 +655,9 @@ def judge(result: dict[str, Any], kinds: list[str]) -> list[dict[str, Any]]:
             counts = ["copies", *sums, *(["memory"] if "cpu" in kinds else [])]
             limit = " and ".join([", ".join(counts[:-1]), counts[-1]] if counts[1:] else counts)
             verdicts.append(verdict(f"{what}: share of the limit of {limit}", rates, target, True))
-        if row["collective"] == "all_reduce" and row["bytes"] <= 8:
+        if row["collective"] == "all_reduce" and row["asked"] <= 8:
             micros = [seconds * 1e6 for seconds in row["seconds"]["isthmus"]]
-            verdicts.append(verdict(f"{what}: us of a call", micros, TARGETS["small_us"], False))
+            verdicts.append(verdict(f"{what}: us of a call, of those behind each other", micros, TARGETS["small_us"], False))
     if against_gloo:
         mean = statistics.geometric_mean(against_gloo)
         what = f"gloo over isthmus, all_reduce and broadcast from {LARGE} B, geometric mean"
@@ -622,7 +672,20 @@ def judge(result: dict[str, Any], kinds: list[str]) -> list[dict[str, Any]]:
     products = result["products"]
     slower = [b / a for a, b in zip(products["alone"], products["beside"], strict=True)]
     verdicts.append(verdict(f"matrix product beside a broadcast of {products['bytes']} B", slower, TARGETS["gemm"], False))
+    if min(products["broadcasts"]) == 0:
+        verdicts[-1]["good"] = False  # in some round there was none beside it
     return verdicts
+
+
+def not_measured(result: dict[str, Any], asked: list[str]) -> list[str]:
+    """What a target needs and this run has not."""
+    whole = {row["asked"] for row in result["rows"]}
+    lacks = [f"{name} did not take part: {why}" for name, why in result["absent"].items() if name in asked]
+    if not any(nbytes <= 8 for nbytes in whole):
+        lacks.append("no call of 8 B")
+    if not any(nbytes >= LIMIT_FROM for nbytes in whole):
+        lacks.append(f"no call of {LIMIT_FROM} B or more")
+    return lacks
 
 
 def verdict(what: str, ratios: list[float], target: float | None, more: bool) -> dict[str, Any]:
@@ -642,7 +705,7 @@ def show(result: dict[str, Any]) -> None:
             print(f"rehearsal: {row['collective']} of {row['bytes']} B: right by {', '.join(row['seconds'])}")
         for name, why in result["absent"].items():
             print(f"rehearsal: {name} did not take part: {why}")
-        print(f"rehearsal: {result['products']['broadcasts']} broadcasts beside the matrix products")
+        print(f"rehearsal: {sum(result['products']['broadcasts'])} broadcasts beside the matrix products")
         return
     for name, why in result["absent"].items():
         print(f"{name} did not take part: {why}")
@@ -696,7 +759,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", help="in bytes, instead of 8 B to 1 GiB")
     parser.add_argument("--block", type=float, default=0.2, help="seconds of one contender's turn (default %(default)s)")
     parser.add_argument("--connections", type=int, help="hardware queues of the device (default: the driver's own number)")
-    parser.add_argument("--check", action="store_true", help="exit status 1 where a target is missed")
+    parser.add_argument("--check", action="store_true", help=f"exit status {MISSED} where a target is missed")
     parser.add_argument("--out", type=Path, help="the JSON file (default bench/results/gpu.json; none for a rehearsal)")
     args = parser.parse_args()
     kinds = args.ranks.split(",")
@@ -740,8 +803,11 @@ def main() -> None:
         out.write_text(json.dumps(result, indent=1) + "\n")
         print(f"{'rehearsal: ' if device.simulated else ''}written: {out}")
     missed = [v["what"] for v in result.get("verdicts", []) if v["good"] is False]
+    if args.check and not device.simulated:
+        missed += [f"not measured: {what}" for what in not_measured(result, args.contenders)]
     if args.check and missed:
-        raise SystemExit("\n".join(f"gpu: missed: {what}" for what in missed))
+        print("\n".join(f"gpu: missed: {what}" for what in missed), file=sys.stderr)
+        raise SystemExit(MISSED)
 
 
 if __name__ == "__main__":

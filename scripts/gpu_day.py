@@ -7,26 +7,29 @@
 The kit holds the package for the Python and the PyTorch of that machine (--python, --torch), this program, the tests and the
 benchmarks, the runtime's interface test with what notes its calls, and wheels that such a machine may lack. With --nccl also
 a NCCL of another version than that PyTorch's, its code for one architecture alone. Nothing is installed there: all of it
-lies in a folder that is gone at the end, a wheel counts only where its module is missing, and the other NCCL stands in
-PyTorch's folder only while a part runs.
+lies in a folder that is gone at the end, a wheel counts only where its module is missing, and the other NCCL (`run --nccl`)
+stands in PyTorch's folder only while this program runs. Where that cannot be, or a program before was killed, it says so.
 
 A part takes at most nine minutes: each of its steps has a time limit, and what no longer fits is said to be left out. `run`
-alone makes all parts; `run PART` one. A rehearsal is no measurement: its limits are TEST_PATIENCE times as long.
+alone makes all parts; `run PART` one. A rehearsal is no measurement: its limits are TEST_PATIENCE times as long. Without
+--rehearse nothing simulated takes the place of a GPU: a step that finds none has failed.
 
 check   the runtime's interface test; the matrix with the real driver and library
-trace   each call of the interface test and what it returned, to hold the simulated driver against (scripts/vendor_trace.py)
+trace   each call of the interface test and what it returned. Copied to bench/results, the suite holds the simulated driver
+        against it (scripts/vendor_trace.py)
 torch   the torch backend on GPUs and CPUs in one group, FSDP2 too; unmodified DDP of backend="nccl", bare and behind a door
 bench   bench/gpu.py: copies, collectives, buckets, 8 bytes, a matrix product beside a broadcast, against their limits
 train   bench/ddp.py: the same DDP, timed
 
-The last lines are a table of the steps; --out has a log of each, and what the steps have written. The exit status is 1 if a
-step failed.
+The last lines are a table of the steps; --out has it too, a log of each step, and what the steps have written. The exit
+status is 1 if a step failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import importlib.util
 import json
 import lzma
@@ -39,6 +42,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import xml.etree.ElementTree
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,6 +61,7 @@ TORCH = "2.11.0"
 LACKED = ("pytest", "pytest-timeout", "cloudpickle", "ml_dtypes")
 THERE = ("numpy", "torch")  # not packed: PyTorch is there, and has NumPy with it
 TREE = ("tests", "bench", "scripts", "examples", "pyproject.toml")  # what the steps read of the sources
+ENDS_SECONDS = 10.0  # in which a process that was killed has ended, unless a driver holds it
 LEAST_LEFT = 10.0  # seconds in which a step is begun
 VERSIONS = """
 import platform, torch
@@ -64,6 +69,7 @@ x = torch.ones(4, device="cuda").sum().item()
 print("python", platform.python_version(), *platform.libc_ver())
 print("torch", torch.__version__, "nccl", torch.cuda.nccl.version(), torch.cuda.get_device_name(), x)
 """
+SIMULATED = "rehearsal: simulated"  # what every program says that works on simulated devices
 FATBIN = 0xBA55ED50  # begins a container of device code
 
 
@@ -74,6 +80,8 @@ class Step:
     command: tuple[str, ...]
     rehearsed: bool = True  # has a meaning on a simulated device
     shares: bool = False  # processes whose kernels wait for each other share a GPU
+    cases: str = ""  # a file in which pytest says what has become of its tests
+    statuses: tuple[tuple[int, str], ...] = ()  # what some exit statuses mean
 
 
 def patience(rehearse: bool) -> float:
@@ -91,16 +99,29 @@ def python(*words: str) -> tuple[str, ...]:
 def parts(programs: Path, rehearse: bool, out: Path) -> dict[str, list[Step]]:
     """The steps of each part, which together have no more time than a part."""
     simulated = ("--rehearse", "nvidia") if rehearse else ()
-    tests = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
+
+    def tests(part: str, name: str, seconds: float, *words: str, shares: bool = False) -> Step:
+        cases = str(out / f"{part}-{name}.xml")
+        command = python("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short", f"--junitxml={cases}", *words)
+        return Step(name, seconds, command, shares=shares, cases=cases)
+
     runtime = ("env", "TEST_RUNTIME=cuda", str(programs / "test_device"), "--gtest_filter=Runtimes*")
     library = str(programs / "libvendor_trace.so")
-    traced = python("scripts/vendor_trace.py", "record", runtime[2], library, "--out", str(out / "trace_cuda.json"))
+    real = () if rehearse else ("--real",)
+    traced = python("scripts/vendor_trace.py", "record", runtime[2], library, *real, "--out", str(out / "trace_cuda.json"))
     topology = "nproc; lscpu | head -25; nvidia-smi topo -m; nvidia-smi -q | grep -A12 'PCI'"
     quick = ("--quick", "--rounds", "1", "--block", "0.01")
     sizes = ("--sizes", *map(str, (8, 4 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)), "--rounds", "3", "--block", "0.05")
     chosen = quick if rehearse else (*sizes, "--check")  # a step whose figures miss a target has failed
     one, two = ("--ranks", "gpu,cpu"), ("--ranks", "gpu,gpu")
     ddp = ("--rehearse",) if rehearse else ()
+
+    def bench(name: str, file: str, *words: str) -> Step:
+        command = python("bench/gpu.py", *simulated, *chosen, *words, "--out", str(out / file))
+        return Step(name, 180, command, statuses=((3, "a target was missed"),))
+
+    limit = f"{120 * patience(rehearse):.0f}"
+    train = python("bench/ddp.py", *ddp, "--rounds", "3", "--patience", limit, "--out", str(out / "ddp.json"))
     return {
         "check": [
             Step("machine", 30, ("nvidia-smi",), rehearsed=False),
@@ -108,22 +129,20 @@ def parts(programs: Path, rehearse: bool, out: Path) -> dict[str, list[Step]]:
             Step("versions", 60, python("-c", VERSIONS), rehearsed=False),
             Step("doctor", 30, python("-m", "isthmus", "doctor")),
             Step("runtime", 90, runtime),
-            Step("matrix", 300, (*tests, "tests/gpu/test_gpu.py", "-k", "not benchmark and not ddp and not door")),
+            tests("check", "matrix", 300, "tests/gpu/test_gpu.py", "-k", "not benchmark and not ddp and not door"),
         ],
         "trace": [Step("trace", 300, traced)],
         "torch": [
-            Step("torch", 200, (*tests, "tests/gpu/test_torch_gpu.py")),
-            Step("ddp", 200, (*tests, "tests/gpu/test_gpu.py", "-k", "ddp or door"), shares=True),
+            tests("torch", "torch", 200, "tests/gpu/test_torch_gpu.py"),
+            tests("torch", "ddp", 200, "tests/gpu/test_gpu.py", "-k", "ddp", shares=True),
             Step("quick", 140, python("bench/gpu.py", *simulated, *quick, "--out", str(out / "quick.json"))),
         ],
         "bench": [
-            Step("gpu", 180, python("bench/gpu.py", *simulated, *chosen, "--out", str(out / "gpu.json"))),
-            Step("one", 180, python("bench/gpu.py", *simulated, *chosen, *one, "--out", str(out / "gpu_one.json"))),
-            Step("two", 180, python("bench/gpu.py", *simulated, *chosen, *two, "--out", str(out / "gpu_two.json"))),
+            bench("gpu", "gpu.json"),
+            bench("one", "gpu_one.json", *one),
+            bench("two", "gpu_two.json", *two),
         ],
-        "train": [
-            Step("ddp", 400, python("bench/ddp.py", *ddp, "--rounds", "3", "--out", str(out / "ddp.json")), shares=True)
-        ],
+        "train": [Step("ddp", 400, train, shares=True)],
     }
 
 
@@ -183,7 +202,7 @@ def pack_built(options: argparse.Namespace, folder: Path) -> None:
     subprocess.run([options.python, "-m", "venv", there], check=True)
     pip = [there / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "-q", "--no-deps", f"torch=={options.torch}"], check=True)
-    subprocess.run([*pip, "install", "-q", "scikit-build-core>=0.10", "pybind11>=2.13", "ninja"], check=True)
+    subprocess.run([*pip, "install", "-q", "scikit-build-core>=0.11", "pybind11>=2.13", "ninja"], check=True)
     build = ROOT / "build" / "gpu-day-build"
     words = ["-w", folder, "--no-build-isolation", "--no-deps", f"-Cbuild-dir={build}", "-Cinstall.strip=true"]
     subprocess.run([*pip, "wheel", "-q", *words, "."], cwd=ROOT, check=True)
@@ -259,23 +278,43 @@ def nccl_of_torch() -> Path | None:
     return path if found.returncode == 0 and path.is_file() else None
 
 
+def kept_of(theirs: Path) -> Path:
+    return theirs.with_name("libnccl.so.2.kept")
+
+
+def restore(theirs: Path | None) -> None:
+    """Gives PyTorch its own NCCL back, which a program that was killed has left beside the kit's."""
+    if theirs and kept_of(theirs).is_file():
+        print("gpu_day: a run before was killed: PyTorch gets its own NCCL back", flush=True)
+        kept_of(theirs).replace(theirs)
+
+
 @contextlib.contextmanager
-def other_nccl(theirs: Path | None) -> Iterator[None]:
-    """The kit's NCCL in the place of PyTorch's, which finds it there and nowhere else; and back again."""
+def other_nccl(theirs: Path | None) -> Iterator[str]:
+    """The kit's NCCL in the place of PyTorch's, which finds it there and nowhere else; and back again. Says how it went: ok,
+    or why PyTorch has its own."""
     packed = KIT / "libnccl.so.2.xz"
     if theirs is None or not packed.is_file():
-        yield
+        yield "the kit has no NCCL (pack --nccl)" if theirs else "PyTorch's NCCL was not found"
         return
-    kept = theirs.with_name("libnccl.so.2.kept")
-    theirs.rename(kept)
+    kept, new = kept_of(theirs), theirs.with_name("libnccl.so.2.new")
     try:
-        theirs.write_bytes(lzma.decompress(packed.read_bytes()))
-        asked = subprocess.run(python("-c", VERSIONS), capture_output=True, text=True, check=False, timeout=120)
-        if asked.returncode != 0:
-            print(f"gpu_day: PyTorch does not take the kit's NCCL; with its own:\n{asked.stderr[-1000:]}", flush=True)
+        said = "ok"
+        try:
+            new.write_bytes(lzma.decompress(packed.read_bytes()))
+            os.link(theirs, kept)  # at once: what is kept is never a part of it
+            new.replace(theirs)
+            asked = subprocess.run(python("-c", VERSIONS), capture_output=True, text=True, check=False, timeout=120)
+            if asked.returncode != 0:
+                print(f"gpu_day: PyTorch does not take the kit's NCCL\n{asked.stderr[-1000:]}", flush=True)
+                said = "PyTorch does not take the kit's, and has its own"
+        except (OSError, lzma.LZMAError, subprocess.SubprocessError) as error:
+            said = f"PyTorch has its own: {error}"
+        if said != "ok" and kept.is_file():
             kept.replace(theirs)
-        yield
+        yield said
     finally:
+        new.unlink(missing_ok=True)
         if kept.is_file():
             kept.replace(theirs)
 
@@ -288,9 +327,11 @@ def service(step: Step, rehearse: bool) -> Iterator[dict[str, str]]:
     """
     control = None if rehearse or not step.shares else shutil.which("nvidia-cuda-mps-control")
     if control is None:
+        if step.shares and not rehearse:
+            print("gpu_day: no nvidia-cuda-mps-control here: the processes take turns on the GPU", flush=True)
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="isthmus-mps-") as made:
+    with tempfile.TemporaryDirectory(prefix="isthmus-mps-", ignore_cleanup_errors=True) as made:
         found = {"CUDA_MPS_PIPE_DIRECTORY": made, "CUDA_MPS_LOG_DIRECTORY": made}
         try:
             subprocess.run([control, "-d"], env={**os.environ, **found}, check=True, timeout=30, stdin=subprocess.DEVNULL)
@@ -305,28 +346,86 @@ def service(step: Step, rehearse: bool) -> Iterator[dict[str, str]]:
                     subprocess.run([control], env={**os.environ, **found}, input=b"quit\n", check=False, timeout=30)
 
 
+def descendants() -> set[int]:
+    """The processes that this one has started, and those that they have, as far as somebody between them lives."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ends just now
+            words = stat.read_bytes().rpartition(b")")[2].split()
+            parents[int(stat.parent.name)] = int(words[1])
+    found, new = set[int](), {os.getpid()}
+    while new := {pid for pid, parent in parents.items() if parent in new and pid not in found}:
+        found |= new
+    return found
+
+
+@contextlib.contextmanager
+def ends_all() -> Iterator[None]:
+    """Whatever is started inside ends with it, in whatever session it is: torchrun gives each rank one of its own.
+
+    Meanwhile the kernel makes this process the parent of what has lost its own.
+    """
+    set_subreaper, get_subreaper = 36, 37  # of prctl()
+    libc, was = ctypes.CDLL(None), ctypes.c_int()
+    libc.prctl(get_subreaper, ctypes.byref(was), 0, 0, 0)
+    before = descendants()
+    libc.prctl(set_subreaper, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        until = time.monotonic() + ENDS_SECONDS
+        while (left := descendants() - before) and time.monotonic() < until:
+            for pid in left:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):  # its parent has yet to end
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.01)
+        if left:
+            print(f"gpu_day: processes that do not end: {sorted(left)}", flush=True)
+        libc.prctl(set_subreaper, was.value, 0, 0, 0)
+
+
+def counts(cases: Path) -> str:
+    """What has become of a step's tests, as pytest has written it; empty: it has written nothing."""
+    try:
+        suite = xml.etree.ElementTree.parse(cases).getroot().find("testsuite")
+    except (OSError, xml.etree.ElementTree.ParseError):
+        return ""
+    if suite is None:
+        return ""
+    number = {name: int(suite.get(name) or 0) for name in ("tests", "failures", "errors", "skipped")}
+    failed = number["failures"] + number["errors"]
+    return f", {number['tests'] - failed - number['skipped']} passed, {failed} failed, {number['skipped']} skipped"
+
+
 def run_step(step: Step, cwd: Path, log: Path, seconds: float, env: dict[str, str]) -> tuple[str, float]:
     """How it ended: ok, failed with its status, or over its time. All processes of the step end with it."""
     begin = time.monotonic()
-    with log.open("wb") as file:
-        job = subprocess.Popen(
-            step.command,
-            cwd=cwd,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    if step.cases:
+        Path(step.cases).unlink(missing_ok=True)  # of a run before
+    with log.open("wb") as file, ends_all():
+        try:
+            job = subprocess.Popen(
+                step.command,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"failed: it cannot be started: {error}", time.monotonic() - begin
         try:
             status = job.wait(seconds)
-            said = "ok" if status == 0 else f"failed, exit status {status}"
+            said = "ok" if status == 0 else f"failed, {dict(step.statuses).get(status, f'exit status {status}')}"
         except subprocess.TimeoutExpired:
             said = f"over its {seconds:.0f} s"
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
-    return said, time.monotonic() - begin
+            job.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it
+                job.wait(ENDS_SECONDS)
+    return said + (counts(Path(step.cases)) if step.cases else ""), time.monotonic() - begin
 
 
 def unpack_package(site: Path) -> None:
@@ -343,8 +442,10 @@ def unpack_package(site: Path) -> None:
 
 
 @contextlib.contextmanager
-def unpacked(options: argparse.Namespace) -> Iterator[tuple[Path, dict[str, str]]]:
-    """The tree that the steps run in, and their environment. A rehearsal in a checkout takes this Python's package."""
+def unpacked(options: argparse.Namespace) -> Iterator[tuple[Path, dict[str, str], str]]:
+    """The tree that the steps run in, their environment, and how it went with the kit's NCCL, if that was asked for. A
+    rehearsal in a checkout takes this Python's package."""
+    nccl = ""
     env = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="isthmus-gpu-day-") as made, contextlib.ExitStack() as stack:
         tree, site = ROOT, Path(made) / "site"
@@ -356,11 +457,14 @@ def unpacked(options: argparse.Namespace) -> Iterator[tuple[Path, dict[str, str]
             unpack_package(site)
             env["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [env.get("PYTHONPATH")])])
         if not options.rehearse:
+            env["TEST_GPU_REAL"] = "1"
             theirs = nccl_of_torch()
-            stack.enter_context(other_nccl(theirs if options.nccl else None))
+            restore(theirs)
+            if options.nccl:
+                nccl = stack.enter_context(other_nccl(theirs))
             if theirs:  # for ranks without torch, which the loader tells nothing of torch's folders
                 env["LD_LIBRARY_PATH"] = os.pathsep.join([str(theirs.parent), *filter(None, [env.get("LD_LIBRARY_PATH")])])
-        yield tree, env
+        yield tree, env, nccl
 
 
 def programs_of(options: argparse.Namespace) -> Path:
@@ -372,42 +476,80 @@ def programs_of(options: argparse.Namespace) -> Path:
     return ROOT / "build" / "release" / "tests" / "cpp"
 
 
-def run_part(part: str, options: argparse.Namespace, tree: Path, out: Path, env: dict[str, str]) -> list[Ended]:
-    """A line for each step: its name, how it ended, its seconds."""
-    patient = patience(options.rehearse)
+def run_part(part: str, options: argparse.Namespace, tree: Path, out: Path, env: dict[str, str]) -> Iterator[Ended]:
+    """Of each step, when it has ended: its name, how it ended, its seconds."""
+    patient, where = patience(options.rehearse), "rehearsal: " if options.rehearse else ""
     end = time.monotonic() + (options.seconds or PART_SECONDS * patient)
-    limit = {"PYTEST_TIMEOUT": f"{TEST_SECONDS * patient:.0f}"}
-    table: list[Ended] = []
     for step in parts(programs_of(options), options.rehearse, out)[part]:
         if options.rehearse and not step.rehearsed or options.steps and step.name not in options.steps:
             continue
         left = end - time.monotonic()
         if left < LEAST_LEFT:
-            table.append((step.name, "left out: no time", 0.0))
+            yield step.name, "left out: no time", 0.0
             continue
+        # A test that hangs is named before its step is killed.
+        limit = {"PYTEST_TIMEOUT": f"{min(TEST_SECONDS, step.seconds * 0.6) * patient:.0f}"}
         log = out / f"{part}-{step.name}.txt"
         with service(step, options.rehearse) as more:
             said, took = run_step(step, tree, log, min(step.seconds * patient, left), {**env, **limit, **more})
-        table.append((step.name, said, took))
-        print(f"--- {part} {step.name}: {said}, {took:.1f} s", flush=True)
-        if said != "ok" or options.verbose:
+        if not options.rehearse and SIMULATED in log.read_text(errors="replace"):
+            said = f"failed: a simulated device took part, {said}"
+        print(f"--- {where}{part} {step.name}: {said}, {took:.1f} s", flush=True)
+        if not is_good(said) or options.verbose:
             print(log.read_text(errors="replace")[-options.verbose or -3000 :], flush=True)
-    (out / f"{part}.json").write_text(json.dumps(table, indent=1) + "\n")
-    return table
+        yield step.name, said, took
+
+
+def is_good(said: str) -> bool:
+    return said.split(",")[0] == "ok" and ", 0 passed" not in said
 
 
 def run(options: argparse.Namespace) -> int:
     out = Path(options.out or tempfile.mkdtemp(prefix="isthmus-gpu-day-")).resolve()
     out.mkdir(parents=True, exist_ok=True)
     chosen = options.part or list(parts(KIT, options.rehearse, out))
-    with unpacked(options) as (tree, env):
-        found = {part: run_part(part, options, tree, out, env) for part in chosen}
-    where = "rehearsal: " if options.rehearse else ""
-    ended = [(part, *one) for part, table in found.items() for one in table]
-    lines = [f"{where}{part:6s} {name:10s} {took:6.1f} s  {said}" for part, name, said, took in ended]
-    (out / "table.txt").write_text("".join(f"{line}\n" for line in lines))
-    print("\n".join([*lines, f"{where}logs: {out}"]))
-    return 0 if all(said == "ok" for _, _, said, _ in ended) else 1
+    table = Table(out, options.rehearse)
+    try:
+        with unpacked(options) as (tree, env, nccl):
+            if nccl:
+                table.note("kit", "nccl", nccl, 0.0)
+            for part in chosen:
+                for one in run_part(part, options, tree, out, env):
+                    table.note(part, *one)
+    finally:
+        table.show()
+    return 0 if table.new and all(is_good(said) for _, _, said, _ in table.new) else 1
+
+
+class Table:
+    """The steps of this run, and before them those that runs before have left in the folder."""
+
+    def __init__(self, out: Path, rehearse: bool) -> None:
+        self.out, self.rehearse = out, rehearse
+        self.new: list[tuple[str, str, str, float]] = []
+        self.old: list[tuple[str, str, str, float]] = []
+        with contextlib.suppress(OSError, ValueError):
+            before = json.loads((out / "table.json").read_text())
+            if before["rehearsal"] is rehearse:
+                self.old = [tuple(row) for row in before["steps"]]
+
+    def lines(self) -> list[str]:
+        where = "rehearsal: " if self.rehearse else ""
+        return [f"{where}{part:6s} {name:10s} {took:6.1f} s  {said}" for part, name, said, took in [*self.old, *self.new]]
+
+    def note(self, part: str, name: str, said: str, took: float) -> None:
+        """Writes it at once: what comes later may take the rest."""
+        self.new.append((part, name, said, took))
+        self.old = [row for row in self.old if row[:2] != (part, name)]
+        (self.out / "table.txt").write_text("".join(f"{line}\n" for line in self.lines()))
+        table = {"rehearsal": self.rehearse, "steps": [*self.old, *self.new]}
+        (self.out / "table.json").write_text(json.dumps(table, indent=1) + "\n")
+
+    def show(self) -> None:
+        where = "rehearsal: " if self.rehearse else ""
+        if not self.new:
+            print(f"{where}no step was run: none of the parts has one of that name")
+        print("\n".join([*self.lines(), f"{where}logs: {self.out}"]), flush=True)
 
 
 def main() -> int:
@@ -438,6 +580,10 @@ def main() -> int:
         return 0
     if unknown := set(options.part) - set(parts(KIT, False, KIT)):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    steps = {step.name for part in parts(KIT, False, KIT).values() for step in part}
+    if unknown := set(options.steps) - steps:
+        parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(sorted(steps))}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was changed is changed back
     return run(options)
 
 

@@ -26,7 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from setup import FIND_TORCH, PYTHON, ROOT, VENV, answer, run, warnings_are_errors
 
 WORK = ROOT / "build" / "wheels"
-TAG = "import sys; sys.version_info >= (3, 10) and print('cp%d%d' % sys.version_info[:2])"
+# Not of an interpreter without the lock of all threads ("t"): the module needs that lock.
+TAG = "import sys; sys.version_info >= (3, 10) and 't' not in sys.abiflags and print('cp%d%d' % sys.version_info[:2])"
+CAN_BUILD = """
+import ensurepip, pathlib, sysconfig, venv
+print('yes' if (pathlib.Path(sysconfig.get_paths()['include']) / 'Python.h').is_file() else '')
+"""
 BUILD_TOOLS = ("pip==", "scikit-build-core==", "pybind11==")
 
 
@@ -36,9 +41,24 @@ def interpreters() -> dict[str, Path]:
     on_path = [Path(found) for minor in range(10, 30) if (found := shutil.which(f"python3.{minor}"))]
     found: dict[str, Path] = {}
     for python in [PYTHON, *on_path, *sorted(pyenv.glob("3.*/bin/python"), reverse=True)]:
-        if (tag := answer(python, TAG)) and tag not in found:
+        if not (tag := answer(python, TAG)) or tag in found:
+            continue
+        if python == PYTHON or answer(python, CAN_BUILD):
             found[tag] = python
+        else:
+            print(f"{python}: left out, as it has no headers (python3-dev) or no ensurepip (python3-venv)", flush=True)
     return found
+
+
+def replaces(new: Path, old: Path) -> bool:
+    """Whether both wheels are for one Python, one torch and one machine, of whatever version and for whatever system."""
+
+    def what(wheel: Path) -> tuple[str, str, str, str]:
+        name, _, *build, interpreter, abi, system = wheel.stem.split("-")
+        machine = "x86_64" if system.endswith("x86_64") else system.rpartition("_")[2]
+        return name, "".join(build), f"{interpreter}-{abi}", machine
+
+    return what(new) == what(old)
 
 
 def build_tools() -> list[str]:
@@ -78,7 +98,8 @@ def make(tag: str, python: Path, torch: str, out: Path) -> Path:
     (wheel,) = (made / "tagged").glob("*-manylinux_*.whl")
     out.mkdir(parents=True, exist_ok=True)
     for older in out.glob(f"*-{tag}-{tag}-*.whl"):
-        older.unlink()
+        if replaces(wheel, older):
+            older.unlink()
     return Path(shutil.copy2(wheel, out))
 
 

@@ -195,11 +195,11 @@ def main(goal: str) -> None:
     STAMPS.mkdir(parents=True, exist_ok=True)
     with open(STAMPS / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once do the work once
+        system_packages.provide(goal if goal in ("docs", "test", "test-all") else "build")
         if goal in ("docs", "test-all"):
             prepare_docs()
         if goal == "docs":
             return
-        system_packages.provide(goal if goal in ("test", "test-all") else "build")
         with ThreadPoolExecutor(2) as beside:
             begun = beside.submit(begin_package, assertions(goal)) if goal != "lint" and not venv_works() else None
             interpreter = prepare_venv()

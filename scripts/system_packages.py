@@ -27,6 +27,7 @@ class Package:
     name: str  # Debian's and Ubuntu's
     found: Callable[[], bool]
     what: str
+    optional: bool = False  # nothing stops without it
 
 
 def command(*names: str) -> bool:
@@ -64,12 +65,13 @@ BUILD = (
     Package("nlohmann-json3-dev", partial(header, "nlohmann/json.hpp"), "JSON"),
     Package("libhwy-dev", partial(header, "hwy/highway.h"), "SIMD"),
     Package("libcli11-dev", partial(header, "CLI/CLI.hpp"), "command line of isthmus-bench"),
-    Package("ccache", partial(command, "ccache"), "what was compiled once, in any folder, is not compiled again"),
+    Package("ccache", partial(command, "ccache"), "what was compiled once, in any folder, is not compiled again", True),
 )
 TEST = (
     Package("libgtest-dev", partial(header, "gtest/gtest.h"), "C++ tests"),
     Package("clang", partial(command, "clang++"), "a look at who holds which lock"),
-    Package("binutils", partial(command, "readelf"), "a look into the built library"),
+    Package("git", partial(command, "git"), "which files are the project's"),
+    Package("binutils", partial(command, "readelf"), "a look into the built library", True),
     Package("libucx0", partial(library, "ucp"), "the bridge ucx"),
     Package("libucx-dev", partial(header, "ucp/api/ucp.h"), "UCX's declarations, compared with ours"),
 )
@@ -82,7 +84,8 @@ ALL = (
     Package("clang-tidy", partial(command, "clang-tidy"), "faults that the compiler does not see"),
     Package("valgrind", partial(command, "valgrind"), "how many instructions a sum takes"),
 )
-PROFILES = {"build": BUILD, "test": BUILD + TEST, "test-all": BUILD + TEST + ALL}
+DOCS = tuple(package for package in BUILD if package.name == of_python("venv"))
+PROFILES = {"docs": DOCS, "build": BUILD, "test": BUILD + TEST, "test-all": BUILD + TEST + ALL}
 
 
 def missing(profile: str) -> list[Package]:
@@ -111,10 +114,13 @@ def provide(profile: str) -> None:
     before = privilege()
     if before is None:
         for package in absent:
-            print(f"  {package.name:24} {package.what}")
+            print(f"  {package.name:24} {package.what}{' (optional)' if package.optional else ''}")
+        if all(package.optional for package in absent):
+            return
+        debian = f"\n  sudo apt-get install --no-install-recommends {' '.join(names)}" if command("apt-get") else ""
+        named = "" if debian else " (the names are Debian's)"
         raise SystemExit(
-            f"setup: the packages above are missing. Install them, then try again:\n"
-            f"  sudo apt-get install --no-install-recommends {' '.join(names)}"
+            f"setup: the packages above are missing{named}. Install them, then try again{':' if debian else '.'}{debian}"
         )
     print(f"setup: installing {' '.join(names)} ...", flush=True)
     apt = [*before, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y"]
@@ -125,7 +131,7 @@ def provide(profile: str) -> None:
     if install.returncode != 0:
         print(update.stderr, install.stdout, install.stderr, sep="\n")
         raise SystemExit(f"setup: apt-get could not install {' '.join(names)}")
-    absent = missing(profile)
+    absent = [package for package in missing(profile) if not package.optional]
     if absent:
         raise SystemExit(
             f"setup: apt-get installed {' '.join(names)}, but still not found: {' '.join(p.name for p in absent)}"

@@ -105,15 +105,21 @@ def record(program: Path, library: Path, runtime: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="isthmus-trace-") as folder:
             trace = Path(folder) / "calls"
             given = environment(runtime, LD_PRELOAD=str(library.resolve()), VENDOR_TRACE=str(trace))
-            ended = subprocess.run(
-                [program, f"--gtest_filter={case}"], env=given, capture_output=True, text=True, timeout=SECONDS, check=False
-            )
+            try:
+                words = [program, f"--gtest_filter={case}"]
+                ended = subprocess.run(words, env=given, capture_output=True, text=True, timeout=SECONDS, check=False)
+            except subprocess.TimeoutExpired:
+                print(f"vendor_trace: {case} did not end within {SECONDS:g} s", file=sys.stderr)
+                cases[case] = {"status": 124, "answers": {}, "threads": []}
+                continue
             lines = trace.read_text().splitlines() if trace.is_file() else []
         simulated |= "rehearsal: simulated" in ended.stderr
         if not lines:
-            raise SystemExit(f"vendor_trace: {case} made no call that {library.name} saw\n{ended.stdout}{ended.stderr}")
+            said = f"{case} made no call that {library.name} saw\n{ended.stdout}{ended.stderr}"
+            print(f"vendor_trace: {said}", file=sys.stderr)
         threads, answers = read(lines)
-        cases[case] = {"status": ended.returncode, "answers": answers, "threads": threads}
+        status = ended.returncode if lines else ended.returncode or 1
+        cases[case] = {"status": status, "answers": answers, "threads": threads}
     return {"runtime": runtime, "simulated": simulated, "cases": cases}
 
 
@@ -176,6 +182,7 @@ def main() -> int:
         each.add_argument("library", type=Path, help="libvendor_trace.so")
     recording.add_argument("--runtime", default="cuda", choices=["cuda", "hip", "acl"])
     recording.add_argument("--out", type=Path, required=True)
+    recording.add_argument("--real", action="store_true", help="fails where the runtime turns out to be the simulated one")
     options = parser.parse_args()
     if options.command == "record":
         found = record(options.program, options.library, options.runtime)
@@ -183,7 +190,10 @@ def main() -> int:
         calls = sum(sum(gave.values()) for case in found["cases"].values() for gave in case["answers"].values())
         whose = "the simulated" if found["simulated"] else "the"
         print(f"{len(found['cases'])} cases, {calls} calls of {whose} runtime {found['runtime']}: {options.out}")
-        return 1 if any(case["status"] for case in found["cases"].values()) else 0
+        failed = [name for name, case in found["cases"].items() if case["status"]]
+        if failed:
+            print(f"vendor_trace: failed: {', '.join(failed)}", file=sys.stderr)
+        return 1 if failed or (options.real and found["simulated"]) else 0
     recorded = json.loads(options.recorded.read_text())
     lines = differences(recorded, record(options.program, options.library, recorded["runtime"]))
     print("\n".join(lines) or f"{len(recorded['cases'])} cases: the two answer alike")

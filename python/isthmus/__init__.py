@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import atexit as _atexit
 import importlib as _importlib
+import typing as _typing
 from types import ModuleType as _ModuleType
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from . import elastic as elastic
     from . import launch as launch
     from . import rehearse as rehearse
@@ -75,7 +75,7 @@ __all__ = [
     "unique_id",
 ]
 
-if not _TYPE_CHECKING:
+if not _typing.TYPE_CHECKING:  # a type checker knows no other name for it, and would take every name for a module's
 
     def __getattr__(name: str) -> _ModuleType:
         """The public modules, each imported when a program first names it."""

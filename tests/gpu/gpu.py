@@ -116,8 +116,13 @@ class Gpus:
 
 @lru_cache(maxsize=1)
 def gpus() -> list[Gpus]:
-    """Those of this machine; else a simulated one, on which the same tests do less. TEST_GPU chooses whose: hip, acl."""
+    """Those of this machine; else a simulated one, on which the same tests do less. TEST_GPU chooses whose: hip, acl.
+
+    With TEST_GPU_REAL=1 there must be one of this machine: nothing simulated takes its place.
+    """
     asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=patient(120), check=False)
     found = json.loads(asked.stdout) if asked.returncode == 0 else []
     real = [Gpus(one["runtime"], one["count"], False) for one in found]
+    if not real and os.environ.get("TEST_GPU_REAL") == "1":
+        raise RuntimeError(f"TEST_GPU_REAL is set, and no driver says that this machine has a GPU\n{asked.stderr}")
     return real or [Gpus(os.environ.get("TEST_GPU", "cuda"), 1, True)]

@@ -170,7 +170,7 @@ def test_the_benchmark_runs_and_all_its_numbers_are_right(where: Gpus, tmp_path:
         "send_recv",
     }
     assert all(times > 0 for row in result["rows"] for each in row["seconds"].values() for times in each)
-    assert all("isthmus" in row["seconds"] for row in result["rows"]) and result["products"]["broadcasts"] > 0
+    assert all("isthmus" in row["seconds"] for row in result["rows"]) and min(result["products"]["broadcasts"]) > 0
     if where.simulated:
         assert "verdicts" not in result and all(line.startswith("rehearsal: ") for line in ended.stdout.splitlines())
 

@@ -106,7 +106,8 @@ def overlap(part: float, void: bool = False) -> dict[str, Any]:
 
 
 def behind(ratio: float, void: bool = False) -> dict[str, Any]:
-    return {"fleet": "nvidia:1,amd:1", "ratio": {"sixteen": ratio}, "void": void}
+    links = {"copy_out_gbps": 0.05, "copy_in_gbps": 0.05, "bridge_mbps": 50.0}
+    return {"fleet": "nvidia:1,amd:1", "links": links, "ratio": {"sixteen": ratio}, "void": void}
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_a_check_names_each_limit_that_is_not_kept_and_each_figure_that_nobody_k
 def test_a_check_judges_operations_behind_each_other(bridge: ModuleType) -> None:
     rows = [behind(1.1), behind(1.11), behind(1.0, void=True)]
     found = bridge.missed({"rows": [], "overlap": overlap(0.91), "behind": rows, "latency": latency(1080, 1090, 0.4)})
-    where = "sixteen behind each other, nvidia:1,amd:1: "
+    where = "sixteen behind each other, nvidia:1,amd:1, copies of 50 MB/s and interfaces of 50: "
     assert found == [f"{where}1.110 of one, limit 1.1: NOT reached", f"{where}1.000 of one, limit 1.1: VOID"]
 
 

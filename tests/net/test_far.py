@@ -15,7 +15,7 @@ import pytest
 from hosts import Hosts, end, line, two_hosts
 from patience import SOON, WHOLE
 
-RANK, LAST = (Path(__file__).with_name(name) for name in ("far_rank.py", "last_rank.py"))
+RANK, LAST, BESIDE = (Path(__file__).with_name(name) for name in ("far_rank.py", "last_rank.py", "beside_rank.py"))
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "far.py"
 
 
@@ -71,6 +71,13 @@ def test_a_rank_that_sends_and_ends_at_once_has_sent_everything(streams: str, me
         over = [{"ISTHMUS_INTERFACE": f"far{place}", "ISTHMUS_TCP_STREAMS": streams} for place in (0, 1)]
         _, last = said(hosts, (0, 1), over, count, program=LAST)
         assert last["right"], last
+
+
+def test_messages_that_wait_for_their_receivers_leave_room_for_the_chunks_under_way() -> None:
+    """Ten MiB of messages, of a link's window of 32 MiB, and an all_reduce that has half of the window under way."""
+    with two_hosts() as hosts:
+        for one in said(hosts, (0, 1), [{"ISTHMUS_FAR_US": "0"}] * 2, 640, 16 << 10, 16 << 20, program=BESIDE):
+            assert one == {"far": True, "right": True}
 
 
 def test_a_short_way_has_one_connection() -> None:

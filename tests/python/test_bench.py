@@ -564,3 +564,17 @@ def test_a_build_that_fails_ends_the_comparison_with_what_it_said() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(280), check=False)
     assert ended.returncode == 1
     assert "/bin/false all_reduce" in ended.stderr
+
+
+def test_over_loopback_the_kernel_copies_what_was_sent_with_msg_zerocopy_and_the_benchmark_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "zerocopy.json"
+    script = Path(__file__).resolve().parents[2] / "bench" / "zerocopy.py"
+    command = [sys.executable, str(script), "--mib", "8", "--piece", "32", "--rounds", "2", "--output", str(out)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(280), check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert rows["plain"]["copied"] is None
+    assert rows["zerocopy"]["copied"] == 1
+    for row in rows.values():
+        assert 0 < row["gbps"][0] <= row["gbps"][1] <= row["gbps"][2]
+    assert "over loopback" in ended.stdout and "100% of the sends copied by the kernel" in ended.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import lzma
 import os
 import re
 import struct
@@ -79,7 +80,8 @@ def test_a_kit_has_all_that_its_steps_need_wherever_it_lies(kit: Path, tmp_path:
     assert package and "isthmus-gpu-day-" in package[1], "the package is that of the kit, and not this Python's"
     trace = json.loads((out / "trace_cuda.json").read_text())
     assert trace["simulated"] and len(trace["cases"]) >= 15
-    assert json.loads((out / "trace.json").read_text())[0][:2] == ["trace", "ok"]
+    table = json.loads((out / "table.json").read_text())
+    assert table["rehearsal"] is True and table["steps"][2][:3] == ["trace", "trace", "ok"]
 
 
 @pytest.mark.everything
@@ -90,7 +92,7 @@ def test_every_step_of_every_part_runs_on_a_simulated_device(kit: Path, tmp_path
     assert said.returncode == 0, said.stdout[-8000:] + said.stderr
     lines = table_of(said)
     assert {line.split()[1] for line in lines} == {"check", "trace", "torch", "bench", "train"}, lines
-    assert all(line.endswith(" ok") for line in lines), lines
+    assert all(re.search(r" ok(, \d+ passed, \d+ failed, \d+ skipped)?$", line) for line in lines), lines
     for name in ("quick.json", "gpu.json", "gpu_one.json", "ddp.json"):
         assert json.loads((out / name).read_text())["simulated"] is True, name
     matrix = (out / "check-matrix.txt").read_text()
@@ -116,9 +118,75 @@ def test_a_part_without_time_says_what_it_leaves_out(kit: Path, tmp_path: Path) 
     assert [line.split("s  ")[1] for line in table_of(said)] == ["left out: no time"] * 2, said.stdout
 
 
-def test_an_unknown_part_is_refused_by_its_name() -> None:
+def test_an_unknown_part_or_step_is_refused_by_its_name() -> None:
     said = called(PROGRAM, "run", "cheque", "--rehearse")
     assert said.returncode == 2 and "no such part: cheque" in said.stderr
+    said = called(PROGRAM, "run", "check", "--rehearse", "--steps", "runtim")
+    assert said.returncode == 2 and "no such step: runtim; there are" in said.stderr
+    said = called(PROGRAM, "run", "train", "--rehearse", "--steps", "doctor")
+    assert said.returncode == 1 and "no step was run" in said.stdout
+
+
+def test_parts_that_are_run_one_by_one_leave_one_table(day: ModuleType, tmp_path: Path) -> None:
+    first = day.Table(tmp_path, False)
+    first.note("check", "doctor", "ok", 1.0)
+    first.note("check", "runtime", "failed, exit status 1", 2.0)
+    again = day.Table(tmp_path, False)
+    again.note("check", "runtime", "ok", 3.0)
+    again.note("trace", "trace", "ok", 4.0)
+    assert [row[1:3] for row in again.new] == [("runtime", "ok"), ("trace", "ok")]
+    assert [line.split()[1] for line in (tmp_path / "table.txt").read_text().splitlines()] == ["doctor", "runtime", "trace"]
+    assert day.Table(tmp_path, True).lines() == [], "a rehearsal's table and a measurement's are not mixed"
+
+
+def test_a_program_that_is_not_there_is_a_step_that_failed(day: ModuleType, tmp_path: Path) -> None:
+    step = day.Step("machine", 9.0, ("no-such-program-anywhere",))
+    said, _ = day.run_step(step, tmp_path, tmp_path / "log", 9.0, dict(os.environ))
+    assert said.startswith("failed: it cannot be started: ") and "no-such-program-anywhere" in said
+
+
+def test_a_step_says_how_many_of_its_tests_passed_and_what_its_exit_status_means(day: ModuleType, tmp_path: Path) -> None:
+    cases = tmp_path / "cases.xml"
+    suite = '<testsuites><testsuite tests="9" failures="1" errors="1" skipped="2"/></testsuites>'
+    command = ("sh", "-c", f"echo '{suite}' > {cases}; exit 3")
+    step = day.Step("some", 9.0, command, cases=str(cases), statuses=((3, "a miss"),))
+    said, _ = day.run_step(step, tmp_path, tmp_path / "log", patient(9.0), dict(os.environ))
+    assert said == "failed, a miss, 5 passed, 2 failed, 2 skipped"
+    cases.write_text("<test")
+    assert day.counts(cases) == day.counts(tmp_path / "nowhere") == ""
+    none = day.Step("none", 9.0, ("true",), cases=str(cases))  # what a run before has written does not count
+    assert day.run_step(none, tmp_path, tmp_path / "log", patient(9.0), dict(os.environ))[0] == "ok"
+    assert day.is_good("ok, 9 passed, 0 failed, 2 skipped") and day.is_good("ok")
+    assert not day.is_good("failed, exit status 1") and not day.is_good("ok, 0 passed, 0 failed, 9 skipped")
+
+
+def test_pytorch_gets_its_nccl_back_from_a_run_that_was_killed(
+    day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / "libnccl.so.2"
+    theirs.write_bytes(b"theirs")
+    (tmp_path / "kit").mkdir()
+    monkeypatch.setattr(day, "KIT", tmp_path / "kit")
+    with day.other_nccl(theirs) as said:
+        assert said == "the kit has no NCCL (pack --nccl)"
+    (tmp_path / "kit" / "libnccl.so.2.xz").write_bytes(lzma.compress(b"ours"))
+    monkeypatch.setattr(day, "VERSIONS", "pass")
+    with day.other_nccl(theirs) as said:
+        assert said == "ok" and theirs.read_bytes() == b"ours"
+        killed = theirs.read_bytes(), day.kept_of(theirs).read_bytes()
+    assert theirs.read_bytes() == b"theirs" and not day.kept_of(theirs).exists()
+    monkeypatch.setattr(day, "VERSIONS", "raise SystemExit(1)")
+    with day.other_nccl(theirs) as said:
+        assert said == "PyTorch does not take the kit's, and has its own" and theirs.read_bytes() == b"theirs"
+    packed = tmp_path / "kit" / "libnccl.so.2.xz"
+    packed.write_bytes(packed.read_bytes()[:20])  # damaged
+    with day.other_nccl(theirs) as said:
+        assert said.startswith("PyTorch has its own: ") and theirs.read_bytes() == b"theirs"
+    assert sorted(file.name for file in tmp_path.glob("libnccl*")) == ["libnccl.so.2"]
+    theirs.write_bytes(killed[0])
+    day.kept_of(theirs).write_bytes(killed[1])
+    day.restore(theirs)
+    assert theirs.read_bytes() == b"theirs" and not day.kept_of(theirs).exists()
 
 
 @pytest.mark.parametrize("rehearse", [False, True])
@@ -128,13 +196,17 @@ def test_no_part_has_steps_of_more_than_nine_minutes(day: ModuleType, rehearse: 
         assert len({step.name for step in steps}) == len(steps), part
 
 
-def test_a_step_that_outlives_its_limit_ends_with_all_that_it_has_started(day: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("session", ["", "setsid "], ids=["in its session", "in a session of its own"])
+@pytest.mark.parametrize("ending", ["wait", "true"], ids=["over its limit", "ended"])
+def test_a_step_ends_with_all_that_it_has_started(day: ModuleType, session: str, ending: str, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    step = day.Step("slow", 1.0, ("sh", "-c", f"sleep 1000 & echo $! > {pid}; wait"))
-    said, took = day.run_step(step, tmp_path, tmp_path / "log", 1.0, dict(os.environ))
-    assert said == "over its 1 s" and took < patient(60)
+    waits = f"until [ -s {pid} ]; do sleep 0.01; done; {ending}"
+    step = day.Step("slow", 1.0, ("sh", "-c", f"{session}sh -c 'echo $$ > {pid}; exec sleep 1000' & {waits}"))
+    limit = patient(10.0) if ending == "wait" else patient(60)
+    said, took = day.run_step(step, tmp_path, tmp_path / "log", limit, dict(os.environ))
+    assert said == (f"over its {limit:.0f} s" if ending == "wait" else "ok") and took < patient(60)
     until = time.monotonic() + SOON
-    while runs(int(pid.read_text())):  # a process that was killed ends a moment later
+    while (begun := pid.read_text()) and runs(int(begun)):  # a process that was killed ends a moment later
         assert time.monotonic() < until
         time.sleep(0.01)
 

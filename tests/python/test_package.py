@@ -136,3 +136,20 @@ def test_a_job_ends_its_ranks_at_the_deadline_and_leaves_none(tmp_path: Path) ->
             time.sleep(0.01)
         results = job.wait(0.5)
     assert [(end.returncode, end.stdout) for end in results] == [(-9, "up\n")] * 2
+
+
+def test_a_new_wheel_takes_the_place_of_one_for_the_same_python_torch_and_machine_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "scripts"))
+    import make_wheels
+
+    def replaces(new: str, old: str) -> bool:
+        return bool(make_wheels.replaces(*(Path(f"dist/isthmus-{name}.whl") for name in (new, old))))
+
+    new = "0.2.0-2.13torch-cp312-cp312-manylinux_2_35_x86_64"
+    assert replaces(new, "0.1.0-2.13torch-cp312-cp312-manylinux_2_31_x86_64")
+    assert not replaces(new, "0.2.0-2.12torch-cp312-cp312-manylinux_2_35_x86_64")
+    assert not replaces(new, "0.2.0-cp312-cp312-manylinux_2_35_x86_64")
+    assert not replaces(new, "0.2.0-2.13torch-cp312-cp312-manylinux_2_35_aarch64")
+    assert not replaces(new, "0.2.0-2.13torch-cp313-cp313-manylinux_2_35_x86_64")

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -571,31 +572,42 @@ def data_parallel() -> tuple[list[float], float]:
     return parameters, losses[0] - losses[-1]
 
 
-def sharded() -> tuple[list[float], float]:
-    """The same by FSDP2, on a mesh of ranks on devices and on the CPU, all on the same batches."""
+def sharded() -> tuple[list[float], list[float], bool]:
+    """A training by FSDP2 on a mesh of ranks on devices and on the CPU, each on batches of its own: what the parameters have
+    become; what those of the whole model become on the CPU, on all ranks' batches; whether each shard is on its device."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
     device = start()
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3)).to(device)
-    mesh = DeviceMesh(device.type, list(range(dist.get_world_size())))
+    world = dist.get_world_size()
+
+    def new_model() -> Any:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
+
+    def loss_of(model: Any, rank: int, step: int, where: Any) -> Any:
+        x = torch.randn(16, 20, generator=torch.Generator().manual_seed(100 * rank + step)).to(where)
+        return torch.nn.functional.cross_entropy(model(x), x.argmax(1) % 3)
+
+    def train(model: Any, loss: Callable[[int], Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(8):
+            optimizer.zero_grad()
+            loss(step).backward()
+            optimizer.step()
+
+    whole, model = new_model(), new_model().to(device)
+    train(whole, lambda step: sum(loss_of(whole, rank, step, "cpu") for rank in range(world)) / world)
+    mesh = DeviceMesh(device.type, list(range(world)))
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x = torch.sin(torch.arange(16 * 20.0)).view(16, 20).to(device)
-    losses = []
-    for _ in range(8):
-        loss = torch.nn.functional.cross_entropy(model(x), x.argmax(1) % 3)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    train(model, lambda step: loss_of(model, dist.get_rank(), step, device))
+    there = all(p.to_local().device.type == device.type for p in model.parameters())
     parameters = torch.cat([p.full_tensor().detach().cpu().flatten() for p in model.parameters()]).tolist()
     dist.destroy_process_group()
-    return parameters, losses[0] - losses[-1]
+    return parameters, torch.cat([p.detach().flatten() for p in whole.parameters()]).tolist(), there
 
 
 def test_data_parallel_training_gives_all_ranks_the_same_bits() -> None:

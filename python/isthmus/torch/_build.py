@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-_REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+_REBUILD = "pip install --force-reinstall --no-deps . (in the source tree)"
+_LEAST = "2.11"  # as cmake/package.cmake has it
 
 
 def minor(version: str) -> str:
@@ -26,8 +27,8 @@ def load() -> ModuleType:
         built: str = importlib.import_module("isthmus._torch_build").TORCH_VERSION
     except ImportError as error:
         raise ImportError(
-            "isthmus was built without its torch backend: there was no PyTorch in the environment of the build. "
-            f"PyTorch {torch.__version__} is here now; rebuild with: {_REBUILD}"
+            f"isthmus was built without its torch backend: there was no PyTorch of {_LEAST} or newer in the environment of "
+            f"the build. PyTorch {torch.__version__} is here now; rebuild with: {_REBUILD}"
         ) from error
     if minor(built) != minor(torch.__version__):
         raise ImportError(
