@@ -36,8 +36,9 @@ void Collectives::take_room(Operation &op) {
       memory_.open_reserve(op, *device_.executor());
       continue;
     }
-    core_.sleep_until(
-        [&] { return core_.context->staging().given_back() != op.run.given_back || now_ns() >= op.run.ask_again_ns; });
+    core_.sleep_until([&] {
+      return core_.context->staging().given_back() != op.run.room.given_back || now_ns() >= op.run.room.ask_again_ns;
+    });
   }
 }
 
@@ -88,7 +89,7 @@ void Collectives::begin_if_first(Operation *op) noexcept {
 // ---- progress ------------------------------------------------------------------------------------------------------------------------
 
 Outcome Collectives::run(Operation &op) noexcept {
-  if (op.run.phase == Phase::Fresh) entered_.store(op.sequence, std::memory_order_release);
+  if (entered_.load(std::memory_order_relaxed) != op.sequence) entered_.store(op.sequence, std::memory_order_release);
   return by_cells(op) ? one_hop_.run(op) : host_.run(op);
 }
 
@@ -100,8 +101,10 @@ Outcome Collectives::advance() noexcept {
     end_first(op);
     return Outcome::Ended;
   }
+  if (!by_cells(*op) && !core_.failed()) host_.go_ahead(*op, queue_);
   if (core_.failed()) return Outcome::Moved;
-  if (const int q = host_.wrong_frame(); q >= 0) {
+  // A wrong frame for the next operation is told when this one, on which all agree, has ended.
+  if (const int q = host_.inbox().wrong(op->sequence); q >= 0) {
     descriptions_.mismatch(op->sequence, q);
     return Outcome::Moved;
   }
@@ -131,7 +134,7 @@ bool Collectives::end_what_memory_completes() noexcept {
 
 void Collectives::end_all(Code code) noexcept {
   while (Operation *op = queue_.take_first()) core_.end(op, code, core_.about(*op));
-  host_.forget_frames();
+  host_.inbox().forget();
 }
 
 void Collectives::release(Operation &op, Code result) noexcept {
@@ -178,7 +181,9 @@ void Collectives::answer(Answer &a, uint64_t sequence) const noexcept {
   a.done = done();
   a.waiting_on = waiting_on();
   a.turn = turn_.load(std::memory_order_relaxed);
-  if (const Descriptions::Called own = descriptions_.called(sequence); own.known && sequence <= a.entered) {
+  // Of an operation whose host list goes ahead of its turn a peer may have frames.
+  const bool begun = sequence <= a.entered || descriptions_.published(sequence);
+  if (const Descriptions::Called own = descriptions_.called(sequence); own.known && begun) {
     a.known = 1;
     a.digest = own.digest;
     a.what = own.code;

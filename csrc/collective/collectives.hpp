@@ -1,4 +1,5 @@
-// Collectives runs the collectives of one rank, one after the other, in the order of their calls. On the host a collective runs in cells
+// Collectives runs the collectives of one rank, one after the other, in the order of their calls; the host list of one may begin while the device
+// still works on the one before (plan.hpp, entry rule). On the host a collective runs in cells
 // (OneHop) or by a plan's host list (HostExecutor). On the device a collective runs by the plan's device list (DeviceSide).
 //
 // Thread rules: submit() any thread. advance(), end_all() and end_what_memory_completes() with the right to execute. The rest any thread.

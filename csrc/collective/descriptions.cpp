@@ -67,8 +67,8 @@ void Descriptions::mismatch(uint64_t sequence, int q) noexcept {
       Tell::Peers);
 }
 
-// This rank publishes an operation a little after the rank has entered the operation. Until then an older operation's description stands there.
-// So the queue is asked first.
+// This rank publishes an operation when its host list begins, a little after the rank has called it. Until then an older operation's description
+// stands there. So the queue is asked first.
 Descriptions::Called Descriptions::called(uint64_t sequence) const noexcept {
   Called own;
   queue_.each([&](const Operation &o) {

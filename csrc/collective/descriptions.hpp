@@ -30,6 +30,9 @@ class Descriptions {
     uint64_t code = 0, bytes = 0, digest = 0;  // code: code_of(Call)
   };
   Called called(uint64_t sequence) const noexcept;  // by this rank, published or not
+  bool published(uint64_t sequence) const noexcept {
+    return core_.mail->description(sequence).sequence.load(std::memory_order_acquire) == sequence;
+  }
 
   // The operation has ended here. `heard_all`: every other rank's description was compared.
   void ended(const Operation &op, bool heard_all) noexcept;

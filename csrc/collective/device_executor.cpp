@@ -87,6 +87,7 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   const bool apart = early_.stands_beside(chunks);
   // Since the second stream was last held behind the first. What comes early is not held behind it.
   bool first_went_on = !early_.come(op);
+  op.run.comes_early.store(!first_went_on, std::memory_order_release);
   early_.forget();
   for (plan::Cursor at(p.device, p.steps, chunks); !at.done();) {
     const bool beside = at.stage().beside && apart;

@@ -4,10 +4,9 @@
 //   stream      go(N) ... copies out of N .............................. ended(N)  go(N+1)  copies out of N+1 ...
 //   second      ... copies in of N   the user's event, go(N)   first copies in of N+1
 //
-// go(N) opens when all ranks have ended the operations before N. One of these had the slots of N+1 before.
+// go(N) opens when this rank, and all ranks that share memory with it, have ended the operations before N. One of these had the slots of N+1 before.
 //
-// An operation of one chunk has nothing to run beside but its neighbours. It stands on both streams where the one before has not ended, and then the
-// next one may come early behind it; where nothing is in flight it stands on the first stream alone, without the events between the two.
+// An operation of one chunk stands on the first stream alone, without the events between the two streams. Nothing comes early before it or behind it.
 //
 // Thread rules: the thread that submits.
 #pragma once

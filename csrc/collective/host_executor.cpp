@@ -12,6 +12,12 @@ using plan::StepKind;
 
 namespace {
 
+bool shares_memory(const topology::Topology &t) noexcept {  // any rank with another one
+  for (size_t q = 0; q < t.memory_of.size(); ++q)
+    if (t.memory_of[q] != static_cast<int>(q)) return true;
+  return false;
+}
+
 // How the stores go is measured as for copies without helpers.
 void copy_into_slot(process::Helpers &helpers, StreamingCopy &streaming, std::byte *to, const std::byte *from,
                     uint64_t bytes) noexcept {
@@ -33,11 +39,11 @@ HostExecutor::HostExecutor(RankCore &core, Descriptions &descriptions, SlotMemor
       credit_window_(credit_window),
       peers_(static_cast<size_t>(core.id.world)),
       sources_(static_cast<size_t>(std::max(core.id.world, 2))),
-      watches_slots_(topology::has_devices(core.id.topology)) {}
+      watches_slots_(topology::has_devices(core.id.topology)),
+      shares_memory_(shares_memory(core.id.topology)) {}
 
 bool HostExecutor::start(Operation &op) noexcept {
   const plan::Plan &p = *op.plan;
-  if (!descriptions_.ended_by_all(last_ring_, op)) return false;
   if (!op.run.ring && p.slot_bytes > 0) {
     try {
       if (!memory_.take(op, op.sequence)) return op.run.blocked_on = -1, false;
@@ -51,7 +57,7 @@ bool HostExecutor::start(Operation &op) noexcept {
   op.run.at = plan::Cursor(p.host, p.steps, plan::chunks_of(p, op.operands()));
   op.run.told_rank = 0;
   op.run.streams = plan::writes_past_caches(p, op.operands());
-  last_ring_ = op.sequence;
+  op.run.behind = std::exchange(last_ring_, op.sequence);
   if (memory_.guards() && p.slot_bytes > 0) memory_.let_in(p.host_in_slots ? SlotAccess::Host : SlotAccess::Nobody);
   // The sizes are free to overwrite: all ranks have ended the last operation that used a ring, and only such an operation publishes sizes.
   if (p.pairwise_sizes)
@@ -59,33 +65,51 @@ bool HostExecutor::start(Operation &op) noexcept {
       core_.mail->block(q, core_.id.world, core_.cell_bytes)
           .store(op.operands().input_bytes[static_cast<size_t>(q)], std::memory_order_relaxed);
   descriptions_.publish(op, op.run.ring);
-  if (!p.device.empty()) device_.executor()->doors().go(op.sequence);
-  if (p.pairwise_sizes) core_.ring_peers();
   op.run.next_rank = 0;
+  op.run.phase = p.pairwise_sizes ? Phase::Comparing : Phase::Running;
   return true;
 }
 
 bool HostExecutor::begin(Operation &op) noexcept {
-  if (op.run.phase != Phase::Fresh) return true;
-  if (!start(op)) return false;
-  op.run.phase = op.plan->pairwise_sizes ? Phase::Comparing : Phase::Running;
-  return true;
+  if (op.run.entered) return true;
+  const bool fresh = op.run.phase == Phase::Fresh;
+  if (!descriptions_.ended_by_all(fresh ? last_ring_ : op.run.behind, op)) return false;
+  if (fresh && !start(op)) return false;
+  if (!op.plan->device.empty()) device_.executor()->doors().go(op.sequence);
+  if (op.plan->pairwise_sizes) core_.ring_peers();
+  return op.run.entered = true;
+}
+
+// What the host list of the next operation touches, nothing of this one has: its slots and its scratch lie elsewhere (EarlyCopies), and the
+// counters and frames of this one are through. Its gate `go` stays shut: behind it the device fills memory that this operation has.
+void HostExecutor::go_ahead(const Operation &op, const OperationQueue &queue) noexcept {
+  if (op.run.phase != Phase::Draining || !op.run.entered || shares_memory_ || memory_.guards()) return;
+  if (op.plan->uses_links && op.run.next_rank != static_cast<uint32_t>(core_.id.world)) return;
+  Operation *const next = queue.second();
+  if (!next || !next->run.comes_early.load(std::memory_order_acquire) || next->plan->pairwise_sizes) return;
+  if (next->run.phase == Phase::Fresh && !start(*next)) return;
+  if (next->run.phase == Phase::Running) walk(*next, op.sequence);
 }
 
 Outcome HostExecutor::run(Operation &op) noexcept {
   if (!begin(op)) return Outcome::Blocked;
-  if (op.run.bounce && device_.bounce_on(op)) copied_ = true;
+  if (op.run.bounce && device_.bounce_on(op)) moved_ = true;
   if (op.run.phase == Phase::Comparing) {
     if (!compare_sizes(op)) return Outcome::Blocked;
     op.run.phase = Phase::Running;
   }
-  if (op.run.phase == Phase::Running) {
-    for (; !op.run.at.done(); op.run.at.next())
-      if (step(op, op.run.at.step(), op.run.at.chunk()) == Outcome::Blocked) return Outcome::Blocked;
-    op.run.phase = Phase::Draining;
-    op.run.next_rank = 0;
-  }
+  if (op.run.phase == Phase::Running && !walk(op)) return Outcome::Blocked;
   return drain(op);
+}
+
+bool HostExecutor::walk(Operation &op, uint64_t while_not_ended) noexcept {
+  for (; !op.run.at.done(); op.run.at.next()) {
+    if (while_not_ended != 0 && device_.executor()->signals().ended(while_not_ended)) return false;
+    if (step(op, op.run.at.step(), op.run.at.chunk()) == Outcome::Blocked) return false;
+  }
+  op.run.phase = Phase::Draining;
+  op.run.next_rank = 0;
+  return true;
 }
 
 Outcome HostExecutor::drain(Operation &op) noexcept {
@@ -335,11 +359,12 @@ Outcome HostExecutor::send(Operation &op, const plan::Step &step, uint32_t c, ui
     f->also->fetch_add(1, std::memory_order_relaxed);
   }
   p.link->post(*f);
+  moved_ = true;
   return Outcome::Moved;
 }
 
 Outcome HostExecutor::receive(Operation &op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept {
-  if (inbox_.take(step.peer, bytes, op.digest, to) == PlanInbox::Taken::Yes) {
+  if (inbox_.take(step.peer, bytes, op.digest, to, op.sequence) == PlanInbox::Taken::Yes) {
     core_.consumed(step.peer, bytes);
     return Outcome::Moved;
   }

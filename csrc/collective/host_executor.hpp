@@ -20,26 +20,31 @@ class HostExecutor {
   HostExecutor(RankCore &core, Descriptions &descriptions, SlotMemory &memory, DeviceSide &device, StreamingCopy &streaming,
                uint64_t credit_window);
 
-  // Ranks in the same memory must have ended the last operation before the operation's ring may be written again (plan.hpp, entry rule). False:
-  // a rank has not, or there is no room for the slots, or the communicator has failed.
+  // The turn of `op` has come, whose host list may have begun before. Ranks in the same memory must have ended the last operation before the
+  // operation's ring may be written again (plan.hpp, entry rule). False: a rank has not, or there is no room for the slots, or the communicator has
+  // failed.
   bool begin(Operation &op) noexcept;
   Outcome run(Operation &op) noexcept;
-  bool has_copied() noexcept { return std::exchange(copied_, false); }  // pieces of host memory, since the last look
-  int wrong_frame() const noexcept { return inbox_.wrong(); }           // the rank that has sent a wrong frame; -1: none
+  // Of the first operation of `queue`, whose try to go on was Blocked. While only its device still works on it, the host list of the next one runs as
+  // far as it goes, where that one comes early (plan.hpp, entry rule).
+  void go_ahead(const Operation &op, const OperationQueue &queue) noexcept;
+  // Since the last look: pieces of host memory were copied, or a link was given a frame, which it has to send before its thread sleeps.
+  bool has_moved() noexcept { return std::exchange(moved_, false); }
 
   // As in link::FrameSink, for plan data from a rank of the communicator.
   link::Accept accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to);
-  void received(const link::FrameHeader &h) noexcept { inbox_.received(h); }
-  void forget_frames() noexcept { inbox_.forget(); }  // after a failure, behind the links' cancel()
+  PlanInbox &inbox() noexcept { return inbox_; }
 
  private:
   struct PeerPlan {              // of one rank
     uint64_t frames_out = 0;     // of plan data
     uint64_t ring_sequence = 0;  // `ring` is the rank's ring in this operation
     std::byte *ring = nullptr;
-    std::atomic<uint32_t> in_link{0};  // frames of the current plan whose data the link may still read
+    std::atomic<uint32_t> in_link{0};  // frames of the plan that ran last whose data the link may still read
   };
   bool start(Operation &op) noexcept;
+  // The steps, to the end of the list: true. `while_not_ended`: false once the device has ended that operation.
+  bool walk(Operation &op, uint64_t while_not_ended = 0) noexcept;
   Outcome drain(Operation &op) noexcept;  // behind the last step
   Outcome step(Operation &op, const plan::Step &step, uint32_t c) noexcept;
   Outcome wait(Operation &op, const plan::Step &step, int64_t value) noexcept;
@@ -72,7 +77,8 @@ class HostExecutor {
   uint64_t last_ring_ = 0;    // sequence of the last operation that wrote a ring anywhere in the communicator
   uint64_t their_size_ = 0;   // the size that came last by a link
   const bool watches_slots_;  // some rank's device fills that rank's slots
-  bool copied_ = false;
+  const bool shares_memory_;  // some rank with another one
+  bool moved_ = false;
 };
 
 }  // namespace isthmus::collective

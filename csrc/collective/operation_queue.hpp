@@ -1,7 +1,7 @@
-// OperationQueue has the collectives of one rank in one communicator. The collectives run one after the other, in the order of their calls.
+// OperationQueue has the collectives of one rank in one communicator. The collectives end one after the other, in the order of their calls.
 //
-// Thread rules: any thread appends. One thread at a time calls take_first(), with the right to execute. So what that thread got from first()
-// stays in the queue until that thread takes it.
+// Thread rules: any thread appends. One thread at a time calls take_first(), with the right to execute. So what that thread got from first() or
+// second() stays in the queue until that thread takes it.
 #pragma once
 
 #include <atomic>
@@ -29,6 +29,11 @@ class OperationQueue {
   Operation *first() const noexcept {                                                       // null: the queue is empty
     const Lock lock(lock_);
     return head_.load(std::memory_order_relaxed);
+  }
+  Operation *second() const noexcept {  // null: there is none
+    const Lock lock(lock_);
+    const Operation *const op = head_.load(std::memory_order_relaxed);
+    return op ? op->life.next : nullptr;
   }
   Operation *take_first() noexcept {
     const Lock lock(lock_);

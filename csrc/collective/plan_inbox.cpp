@@ -7,7 +7,8 @@
 
 namespace isthmus::collective {
 
-PlanInbox::Taken PlanInbox::take(int peer, uint64_t bytes, uint64_t digest, std::byte *to) noexcept {
+PlanInbox::Taken PlanInbox::take(int peer, uint64_t bytes, uint64_t digest, std::byte *to, uint64_t sequence) noexcept {
+  sequence_ = sequence;
   const Lock lock(lock_);
   FramesFrom &from = from_[static_cast<size_t>(peer)];
   if (wanted_.peer < 0) {

@@ -30,9 +30,10 @@ class PlanInbox {
   enum class Taken : uint8_t { Yes, Later, Wrong };
   // Takes the next frame from `peer`, of so many bytes, of the plan with that digest, to `to`. Later: the memory at `to` belongs to the link
   // until a later call with the same arguments says Yes. Wrong: another frame came; wrong() says so as well.
-  Taken take(int peer, uint64_t bytes, uint64_t digest, std::byte *to) noexcept;
-  // The rank whose frame is not the frame for which the executor waits; -1: none.
-  int wrong() const noexcept { return wrong_.load(std::memory_order_acquire); }
+  // `sequence`: of the operation.
+  Taken take(int peer, uint64_t bytes, uint64_t digest, std::byte *to, uint64_t sequence) noexcept;
+  // The rank whose frame is not the frame for which operation `sequence` waits, as the last that has called take(); -1: none.
+  int wrong(uint64_t sequence) const noexcept { return sequence == sequence_ ? wrong_.load(std::memory_order_acquire) : -1; }
   // As in link::FrameSink, for plan data from a rank of the communicator. `now_ns`: the time. `most`: bytes of the largest frame.
   link::Accept accept(const link::FrameHeader &h, int64_t since_ns, int64_t now_ns, uint64_t most, std::byte *&to);
   void received(const link::FrameHeader &h) noexcept;
@@ -59,6 +60,7 @@ class PlanInbox {
   std::vector<FramesFrom> from_ ISTHMUS_GUARDED_BY(lock_);
   WantedFrame wanted_ ISTHMUS_GUARDED_BY(lock_);
   std::atomic<int> wrong_{-1};
+  uint64_t sequence_ = 0;  // of take(). By the executor
 };
 
 }  // namespace isthmus::collective

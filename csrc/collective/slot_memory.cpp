@@ -30,9 +30,9 @@ void SlotMemory::let_in(SlotAccess whom) noexcept {
 // An operation that has found no room asks again when other operations have given some back, or after a while.
 bool SlotMemory::ask_again(Operation &op, int64_t now) noexcept {
   const uint64_t given_back = core_.context->staging().given_back();
-  if (op.run.short_of_room && std::exchange(op.run.given_back, given_back) == given_back && now < op.run.ask_again_ns)
+  if (op.run.room.lacks && std::exchange(op.run.room.given_back, given_back) == given_back && now < op.run.room.ask_again_ns)
     return false;
-  op.run.ask_again_ns = now + kAskAgainNs;
+  op.run.room.ask_again_ns = now + kAskAgainNs;
   return true;
 }
 
@@ -46,13 +46,13 @@ uint64_t SlotMemory::turn(uint64_t slots, uint64_t sequence) const noexcept {
 
 // Other ranks of the process may have all the memory for just this operation, and wait for this rank's part in it.
 bool SlotMemory::wants_reserve(const Operation &op) const noexcept {
-  return reserve_ == Reserve::Closed && !op.plan->device.empty() && now_ns() - op.run.short_since_ns > kPatientNs;
+  return reserve_ == Reserve::Closed && !op.plan->device.empty() && now_ns() - op.run.room.since_ns > kPatientNs;
 }
 
 // Memory is pinned here, which takes some 100 ms, once for a device.
 void SlotMemory::open_reserve(Operation &op, DeviceExecutor &executor) {
   const link::Arena &arena = core_.context->arena();
-  op.run.ask_again_ns = 0;
+  op.run.room.ask_again_ns = 0;
   reserve_ = Reserve::Refused;
   try {
     executor.arena().reserve =
@@ -75,7 +75,7 @@ void SlotMemory::open_reserve(Operation &op, DeviceExecutor &executor) {
 bool SlotMemory::take(Operation &op, uint64_t sequence) {
   const plan::Plan &p = *op.plan;
   const uint64_t given_back = core_.context->staging().given_back();
-  const int64_t now = op.run.short_of_room ? now_ns() : 0;
+  const int64_t now = op.run.room.lacks ? now_ns() : 0;
   if (!ask_again(op, now)) return false;
   const bool may_open = reserve_ == Reserve::Closed && !p.device.empty();
   const uint64_t slots = p.slots * p.slot_bytes;
@@ -104,7 +104,7 @@ bool SlotMemory::take(Operation &op, uint64_t sequence) {
   if (taken(others || may_open)) return true;
   // Ranks that lend in another order may each wait for memory that the other has. So slots may lie beyond the staging memory: only a device's
   // slots have to be pinned.
-  if (op.run.short_of_room && p.device.empty() && now - op.run.short_since_ns > kPatientNs) {
+  if (op.run.room.lacks && p.device.empty() && now - op.run.room.since_ns > kPatientNs) {
     op.run.ring = rings_.take_beyond(slots).slots;
     op.run.lent = true;
     if (!core_.context->staging().note_lost(StagingBook::kBeyondStaging))
@@ -114,9 +114,9 @@ bool SlotMemory::take(Operation &op, uint64_t sequence) {
           core_.describe(op));
     return true;
   }
-  if (!std::exchange(op.run.short_of_room, true)) {
-    op.run.given_back = given_back;
-    op.run.short_since_ns = others ? now_ns() : 0;
+  if (!std::exchange(op.run.room.lacks, true)) {
+    op.run.room.given_back = given_back;
+    op.run.room.since_ns = others ? now_ns() : 0;
     core_.context->staging().want_room(1);
     ISTHMUS_INFO("{}: it waits for staging memory that other operations have (ISTHMUS_STAGING_BYTES)", core_.describe(op));
   }
@@ -128,7 +128,7 @@ void SlotMemory::give(Operation &op) noexcept {
     rings_.end(op.sequence);
     core_.context->staging().room_given_back();
   }
-  if (std::exchange(op.run.short_of_room, false)) core_.context->staging().want_room(-1);
+  if (std::exchange(op.run.room.lacks, false)) core_.context->staging().want_room(-1);
 }
 
 SlotMemory::Rest SlotMemory::take_all() noexcept { return {rings_.take_all(), std::exchange(fixed_, 0), allocated_}; }

@@ -70,6 +70,13 @@ enum class Port : uint8_t {
 
 struct Operation;
 
+struct RoomWait {            // of a collective for its slots and its scratch
+  bool lacks = false;        // there was no room for them
+  int64_t since_ns = 0;      // since then; and
+  int64_t ask_again_ns = 0;  // it does not ask before, or
+  uint64_t given_back = 0;   // until more has been given back than then
+};
+
 // How far a collective is, and what it has been lent. Owned by the thread with the right to execute; before the operation is in the queue, by the
 // thread that submits.
 struct CollectiveRun {
@@ -82,12 +89,13 @@ struct CollectiveRun {
   uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start
   uint64_t fixed_turn = 0;          // where they begin in a ring at a fixed place, of every rank
   std::atomic<bool> broken{false};  // not all of its device work was submitted
+  // Its copies in may begin before the operation before it has ended, and so may its host list. By the thread that submits.
+  std::atomic<bool> comes_early{false};
+  uint64_t behind = 0;   // the last operation before it that wrote a ring, set when the host list begins
+  bool entered = false;  // its turn has come: all before it have ended
   uint64_t scratch = 0;  // where its scratch begins in the arena, for plans with device work; 0: the host executor's own
   bool lent = false;     // of these, something is of the rank's Rings
-  bool short_of_room = false;                    // there was no room for them
-  int64_t short_since_ns = 0;                    // since then; and
-  int64_t ask_again_ns = 0;                      // it does not ask before, or
-  uint64_t given_back = 0;                       // until more has been given back than then
+  RoomWait room;
   bool on_device = false;                        // it has memory of the device's on its way (DeviceExecutor)
   bool waits_for_ranks = false;                  // the device's QuietTime has counted it
   bool lent_input = false, lent_output = false;  // of these, memory that stands for the user's

@@ -41,7 +41,9 @@
 // that share memory with it have ended the last operation that used rings (slot_bytes > 0).
 // Two operations N and N+1 of plans that `come_early` may overlap, where their slots lie in different places, and their scratch too, and N+1
 // touches nothing of N's output: what stands on the second stream before the first step on stream 1 waits until N may begin, and not for N's end.
-// So chunks of N+1 are copied in while the last ones of N are copied out. All else of N+1 waits as above.
+// So chunks of N+1 are copied in while the last ones of N are copied out. Where no two ranks share memory, the host list of such an N+1 goes ahead
+// as well, but for plans with pairwise_sizes: it begins when N was let begin, the host list of N has ended, and no link reads a span of N's Sends
+// any more. So frames of N+1 go while the device copies out the last chunks of N. All else of N+1 waits as above.
 // EXIT RULE (likewise). An operation ends on a rank when its lists have ended and no link reads a span of its Sends any more. So scratch and
 // the user's buffers are free then.
 //

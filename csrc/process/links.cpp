@@ -19,6 +19,18 @@ constexpr int64_t kLinkGraceNs = 500'000'000;
 
 constexpr int64_t kLeastSpinNs = 4000;  // before a sleep that sockets end
 
+// Of this thread: with what came it goes on (Links::Driving), and whether something came for others in the drive() that runs.
+thread_local const LocalRank *driven_here = nullptr;
+thread_local bool drives_all = false, came_for_others = false;
+const InChild forgets_driven([](void *) noexcept {
+  driven_here = nullptr;
+  drives_all = false;
+});
+
+void note_for_others(const LocalRank &rank) noexcept {
+  if (drives_all ? rank.waiters() != 0 : driven_here != &rank) came_for_others = true;
+}
+
 // All rings together leave most of the staging memory to slots.
 StreamRingBody make_ring(link::Arena &arena) {
   for (uint64_t capacity = link::ByteRing::kMostCapacity;; capacity /= 2) {
@@ -213,6 +225,13 @@ bool Links::let_go(const bootstrap::Peer &peer) {
 
 // ---- driving links -------------------------------------------------------------------------------------------------------------------
 
+Links::Driving::Driving() noexcept : rank_(driven_here), all_(std::exchange(drives_all, true)) {}
+Links::Driving::Driving(const LocalRank &rank) noexcept : rank_(std::exchange(driven_here, &rank)), all_(drives_all) {}
+Links::Driving::~Driving() {
+  driven_here = rank_;
+  drives_all = all_;
+}
+
 bool Links::LinkSlot::drive() {
   if (!link->try_turn()) return false;
   bool moved = false;
@@ -259,12 +278,13 @@ bool Links::LinkSlot::may_leave() noexcept {
 
 bool Links::drive(LookAt links) noexcept {
   bool moved = false;
+  came_for_others = false;
   const uint32_t n = counts_.made.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < n; ++i) {
     LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
     if ((links == LookAt::AllLinks || !slot.sockets) && !slot.link->quiet()) moved |= slot.drive();
   }
-  if (moved && watch_.others_sleep()) arena_.doorbell().ring();
+  if (moved && (came_for_others || watch_.others_sleep())) arena_.doorbell().ring();
   return moved;
 }
 
@@ -280,11 +300,17 @@ void Links::cancel(const LocalRank &rank) {
 
 link::Accept Links::accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) {
   const auto rank = ranks_.at(h.member);
-  return rank ? rank->accept_frame(h, since_ns, to) : link::Accept::Drop;
+  if (!rank) return link::Accept::Drop;
+  if (link::is_bare(h.kind))
+    note_for_others(*rank);  // what answers it may wait for its link's turn, which this thread need not take again
+  return rank->accept_frame(h, since_ns, to);
 }
 
 void Links::received(const link::FrameHeader &h) {
-  if (const auto rank = ranks_.at(h.member, h.epoch)) rank->received_frame(h);
+  const auto rank = ranks_.at(h.member, h.epoch);
+  if (!rank) return;
+  rank->received_frame(h);
+  if (h.kind == link::FrameKind::PlanData) note_for_others(*rank);  // a message wakes those who wait for it
 }
 
 void Links::LinkSlot::broken(const std::string &why) {

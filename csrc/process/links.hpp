@@ -85,7 +85,23 @@ class Links final {
   // look there without a lock. False: UCX does not let go of a link before the end.
   bool let_go(const bootstrap::Peer &peer);
 
-  // Moves what the links can move. True if something moved.
+  // For as long as this thread goes on with what has come for that rank. Without a rank: with what has come for all ranks for which no caller waits,
+  // whatever rank is named inside.
+  class Driving {
+   public:
+    Driving() noexcept;  // the progress thread
+    explicit Driving(const LocalRank &rank) noexcept;
+    ~Driving();
+    Driving(const Driving &) = delete;
+    Driving &operator=(const Driving &) = delete;
+
+   private:
+    const LocalRank *const rank_;
+    const bool all_;
+  };
+
+  // Moves what the links can move. True if something moved. Where a frame has come for a rank with which another thread goes on, the doorbell rings
+  // for that thread. It may sleep with the watch of the sockets, and hear nothing of a frame that was read before it looked.
   bool drive(LookAt links = LookAt::AllLinks) noexcept;
   // After this no link holds anything of that rank.
   void cancel(const LocalRank &rank);
@@ -144,7 +160,6 @@ class Links final {
   link::Link *add(std::unique_ptr<LinkSlot> slot) ISTHMUS_REQUIRES(mutex_);
   LinkSlot *find(const bootstrap::Peer *peer, Carrier carrier) ISTHMUS_REQUIRES(mutex_);
   void poll_sockets(int64_t ns, SleepEnds ends);
-
   link::Arena &arena_;
   const RankTable &ranks_;
   DataStreams &data_streams_;

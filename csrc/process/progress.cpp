@@ -122,6 +122,7 @@ bool Progress::keep_listed(const std::shared_ptr<LocalRank> &rank) {
 }
 
 Progress::Round Progress::drive(const Listed &listed) {
+  const Links::Driving all;
   Round round;
   for (const auto &rank : listed.ranks) {
     if (!rank->has_work() && !keep_listed(rank)) continue;
@@ -149,7 +150,10 @@ void Progress::make_calls() {
 void Progress::sleep_without_work(Listed &listed) {
   listed.ranks.clear();  // ranks must not live on here
   listed.version = ~uint64_t{0};
-  if (links_.need_driving()) links_.drive();
+  if (links_.need_driving()) {
+    const Links::Driving all;
+    links_.drive();
+  }
   Nap nap(bell_);
   if (stop_.load(std::memory_order_acquire) || due_.load(std::memory_order_acquire)) return;
   bool any;
@@ -163,6 +167,7 @@ void Progress::sleep_without_work(Listed &listed) {
 void Progress::sleep_with_work(const Listed &listed, int64_t idle_ns) {
   const bool polls = std::any_of(listed.ranks.begin(), listed.ranks.end(), [](const auto &r) { return r->polls_device(); });
   const bool spare = processors_to_spare();
+  const Links::Driving all;
   // Elsewhere a nap is as long as on a thread of the program's, whose timers have slack: others need the processor.
   const int64_t nap_ns = polls ? Drivable::device_nap(idle_ns, spare) + (spare ? 0 : kUsualSlackNs) : 5'000'000;
   links_.sleep(links_.count() != 0, nap_ns, [&](LookAt links) {

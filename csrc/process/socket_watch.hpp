@@ -1,5 +1,6 @@
 // SocketWatch tells which thread watches the sockets. Of the threads that sleep for sockets, one watches all sockets. The others sleep on the
-// doorbell. The doorbell rings for the others when a frame has come (Links::drive) and when the watch is free:
+// doorbell. The doorbell rings for the others when a frame has come (Links::drive) and when the watch is free. It rings for the thread with the
+// watch, too, when a thread that is awake has read a frame for the rank that the sleeper drives:
 //
 //   thread A                         thread B
 //   takes the watch                  finds the watch taken

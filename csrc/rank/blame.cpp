@@ -85,8 +85,9 @@ std::optional<std::string> Blame::look_at(Search &search, int q, int &next) noex
                  : formatted(" (rank {} waits for rank {} in #{})", core_.id.number(q), core_.id.number(next), a.entered);
     return std::nullopt;
   }
-  if (a.entered < op.sequence) search.found.ranks = {q};
-  if (a.entered < op.sequence)
+  const bool called = a.entered >= op.sequence || a.known != 0;  // its host list may have gone ahead of its turn
+  if (!called) search.found.ranks = {q};
+  if (!called)
     return formatted("{} has not called it: {}; last heard {:.1f} s ago{}{}", who,
                      a.entered == 0 ? std::string("it has called nothing on this communicator")
                                     : formatted("its last call was #{} {}", a.entered, describe(core_.id, a.what, a.bytes)),
@@ -94,6 +95,11 @@ std::optional<std::string> Blame::look_at(Search &search, int q, int &next) noex
   if (a.known && a.digest != op.digest && a.digest != 0) {
     search.found.code = Code::Mismatch;
     return formatted("{} called {} in its place{}", who, describe(core_.id, a.what, a.bytes), chain);
+  }
+  if (a.entered < op.sequence && next < 0) {
+    search.found.ranks = {q};
+    return formatted("{} is still in the operation before it, #{}, and waits for no rank; last heard {:.1f} s ago{}{}", who,
+                     a.entered, silent, busy, chain);
   }
   if (a.done >= op.sequence)
     return formatted("{} has finished it, but what it sent has not arrived; check the network{}", who, chain);
@@ -199,7 +205,7 @@ void Blame::fail_late(const Operation &op, const Operation &late) noexcept {
   Culprit found;
   std::string who;
   if (first >= 0 && first != core_.id.rank) who = culprit(op, first, found);
-  else if (op.run.short_of_room && op.run.phase == Phase::Fresh)
+  else if (op.run.room.lacks && op.run.phase == Phase::Fresh)
     who = "no staging memory was free for it, which other operations of this process had (ISTHMUS_STAGING_BYTES)";
   else if (op.plan && !op.plan->device.empty() && collectives_.device().executor()) who = library_text(op, found);
   else who = "it waited for no rank";

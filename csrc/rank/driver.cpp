@@ -8,8 +8,11 @@
 namespace isthmus::rank {
 
 bool RankDriver::drive(LookAt links) noexcept {
+  const process::Links::Driving here(core_.port);
   const bool moved = drive_operations();
-  return (core_.context->links().count() != 0 && core_.context->links().drive(links)) || moved;
+  if (core_.context->links().count() == 0 || !core_.context->links().drive(links)) return moved;
+  drive_operations();  // this may be the thread's last look, and what has come for this rank rings nobody
+  return true;
 }
 
 bool RankDriver::drive_operations() noexcept {
@@ -25,7 +28,7 @@ bool RankDriver::drive_held() noexcept {
   for (bool moved = false;;) {
     if (core_.failed()) return end_after_failure() || moved;
     if (messages_.moving()) moved |= messages_.drive();
-    if (collectives_.advance() == Outcome::Blocked) return collectives_.host().has_copied() || moved;
+    if (collectives_.advance() == Outcome::Blocked) return collectives_.host().has_moved() || moved;
     moved = true;
   }
 }
@@ -118,6 +121,7 @@ bool RankDriver::wait(Operation *op, int64_t until_ns) noexcept {
   bool over = false;
   {
     const Awaited awaited(op);
+    const process::Links::Driving here(core_.port);
     for (;;) {
       bool moved = drive_operations();
       over = op->over();

@@ -32,7 +32,7 @@ link::Accept RankPort::accept_frame(const link::FrameHeader &h, int64_t since_ns
 }
 
 void RankPort::received_frame(const link::FrameHeader &h) {
-  if (h.kind == link::FrameKind::PlanData) rank_.collectives().host().received(h);
+  if (h.kind == link::FrameKind::PlanData) rank_.collectives().host().inbox().received(h);
   else rank_.messages().matcher().received(h);
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -42,9 +43,10 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
   }
   bool has_lent_staging() const noexcept override { return lent; }
 
-  link::Accept accept_frame(const link::FrameHeader &, int64_t, std::byte *&) override {
+  link::Accept accept_frame(const link::FrameHeader &, int64_t, std::byte *&to) override {
     ++frames;
-    return link::Accept::Defer;
+    to = place;
+    return place ? link::Accept::Take : link::Accept::Defer;
   }
   void received_frame(const link::FrameHeader &) override { ++frames; }
   void link_broken(const link::Link *, const std::string &) noexcept override {}
@@ -87,6 +89,7 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
   link::Arena *arena = nullptr;
   uint64_t idle = 0;  // of the staging memory
   bool lent = false;
+  std::byte *place = nullptr;  // for frames
   int frames = 0, left = 0, ends_library = 0, withdrawn = 0;
   size_t agreed = 0;
   uint64_t granted = 0, came = 0;
@@ -152,6 +155,41 @@ TEST_F(RoomTest, AFrameReachesTheRankOfItsIndexAndEpoch) {
   EXPECT_EQ(rank->frames, 2);
   h.member = 1000;
   EXPECT_EQ(links.accept(h, 0, to), link::Accept::Drop);
+}
+
+// The thread that sleeps with the watch of the sockets may not hear of a frame that another thread has read.
+TEST_F(RoomTest, WhoReadsAFrameForARankThatAnotherThreadDrivesRingsTheDoorbell) {
+  const auto rank = seated(), other = seated();
+  std::byte place[8] = {}, data[8] = {};
+  rank->place = place;
+  link::Link &link = *links.link_to(nullptr, Carrier::Memory);
+  const auto rings = [&](const LocalRank *driven, uint32_t waiters, link::FrameKind kind = link::FrameKind::PlanData) {
+    rank->waits = waiters;
+    link::Outgoing frame;
+    frame.header.kind = kind;
+    frame.header.member = rank->my_index;
+    frame.header.epoch = rank->my_epoch;
+    frame.header.total = sizeof data;
+    frame.data = data;
+    frame.finished = [](link::Outgoing &) {};
+    link.post(frame);
+    const Nap sleeper(arena.doorbell());
+    std::optional<Links::Driving> here;
+    if (driven) here.emplace(*driven);
+    else here.emplace();
+    const uint32_t before = arena.doorbell().bell;
+    const int frames = rank->frames;
+    EXPECT_TRUE(links.drive());
+    EXPECT_EQ(rank->frames, frames + 2);  // it was asked for a place, and has heard that the frame is there
+    return arena.doorbell().bell != before;
+  };
+  EXPECT_FALSE(rings(rank.get(), 1)) << "this thread waits for the rank";
+  EXPECT_TRUE(rings(other.get(), 1)) << "it waits for another rank";
+  EXPECT_TRUE(rings(other.get(), 0)) << "the progress thread drives the rank";
+  EXPECT_FALSE(rings(nullptr, 0)) << "this thread is the progress thread, and nobody waits for the rank";
+  EXPECT_TRUE(rings(nullptr, 1)) << "somebody waits for the rank";
+  EXPECT_FALSE(rings(other.get(), 1, link::FrameKind::Message)) << "the matcher wakes who waits for a message";
+  EXPECT_TRUE(rings(other.get(), 1, link::FrameKind::ClearToSend)) << "its answer waits for its link's turn";
 }
 
 TEST_F(RoomTest, AnIndexIsFreeOnceItsMemoryIs) {

@@ -63,7 +63,7 @@ TEST(PlanInbox, EveryFrameReachesItsPlaceInAnyOrderOfPieces) {
     for (size_t at = 0; at < plan.size();) {
       if (pick(1) != 0) {
         const Frame &f = plan[at];
-        const auto taken = inbox.take(f.peer, f.bytes, 5, to.data());
+        const auto taken = inbox.take(f.peer, f.bytes, 5, to.data(), 3);
         ASSERT_NE(taken, PlanInbox::Taken::Wrong);
         if (taken == PlanInbox::Taken::Later) continue;
         for (uint64_t i = 0; i < f.bytes; ++i) ASSERT_EQ(to[i], content(f.peer, f.id, i)) << "seed " << seed;
@@ -83,7 +83,7 @@ TEST(PlanInbox, EveryFrameReachesItsPlaceInAnyOrderOfPieces) {
 TEST(PlanInbox, AFrameThatIsWaitedForGoesStraightToItsPlace) {
   PlanInbox inbox(1);
   std::vector<std::byte> place(100);
-  EXPECT_EQ(inbox.take(0, 100, 5, place.data()), PlanInbox::Taken::Later);
+  EXPECT_EQ(inbox.take(0, 100, 5, place.data(), 3), PlanInbox::Taken::Later);
   std::byte *to = nullptr;
   EXPECT_EQ(inbox.accept(piece(0, 0, 100, 40, 60), 0, 0, kMost, to), link::Accept::Take);
   EXPECT_EQ(to, place.data() + 40);
@@ -104,21 +104,22 @@ TEST(PlanInbox, AFrameOfAnotherPlanOrSizeIsWrongAndItsRankIsNamed) {
   std::byte *to = nullptr;
   {
     PlanInbox inbox(2);
-    inbox.take(1, 100, 5, place.data());
+    inbox.take(1, 100, 5, place.data(), 3);
     EXPECT_EQ(inbox.accept(piece(1, 0, 90, 0, 90), 0, 0, kMost, to), link::Accept::Drop);
-    EXPECT_EQ(inbox.wrong(), 1);
+    EXPECT_EQ(inbox.wrong(3), 1);
+    EXPECT_EQ(inbox.wrong(2), -1) << "of the operation that asked";
   }
   PlanInbox inbox(2);
   arrive(inbox, piece(1, 0, 100, 0, 100, 6));
-  EXPECT_EQ(inbox.wrong(), -1);
-  EXPECT_EQ(inbox.take(1, 100, 5, place.data()), PlanInbox::Taken::Wrong);
-  EXPECT_EQ(inbox.wrong(), 1);
+  EXPECT_EQ(inbox.wrong(3), -1);
+  EXPECT_EQ(inbox.take(1, 100, 5, place.data(), 3), PlanInbox::Taken::Wrong);
+  EXPECT_EQ(inbox.wrong(3), 1);
 }
 
 TEST(PlanInbox, NothingIsWrittenToAPlaceThatIsForgotten) {
   PlanInbox inbox(1);
   std::vector<std::byte> place(100);
-  inbox.take(0, 100, 5, place.data());
+  inbox.take(0, 100, 5, place.data(), 3);
   inbox.forget();
   std::byte *to = nullptr;
   EXPECT_EQ(inbox.accept(piece(0, 0, 100, 0, 100), 0, 0, kMost, to), link::Accept::Take);
@@ -131,7 +132,7 @@ TEST(PlanInbox, WhatIsLargerThanAnyFrameOrWasTakenBeforeIsDropped) {
   EXPECT_EQ(inbox.accept(piece(0, 0, kMost + 1, 0, 10), 1, 2'000'000, kMost, to), link::Accept::Drop);
   arrive(inbox, piece(0, 0, 10, 0, 10));
   std::byte place[10];
-  EXPECT_EQ(inbox.take(0, 10, 5, place), PlanInbox::Taken::Yes);
+  EXPECT_EQ(inbox.take(0, 10, 5, place, 3), PlanInbox::Taken::Yes);
   EXPECT_EQ(inbox.accept(piece(0, 0, 10, 0, 10), 1, 2'000'000, kMost, to), link::Accept::Drop);
 }
 

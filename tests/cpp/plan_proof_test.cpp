@@ -556,10 +556,10 @@ TEST(Proof, AnOperationMayBeginToCopyInWhileTheOneBeforeStillEnds) {
   const Collective any[] = {Collective::AllReduce, Collective::AllReduce, Collective::Broadcast,
                             Collective::AllGather, Collective::Reduce,    Collective::ReduceScatter,
                             Collective::AllToAll,  Collective::Gather,    Collective::AllGatherV};
-  uint64_t early = 0;
+  uint64_t early = 0, ahead = 0;
   for (int round = 0; round < kRounds / 10; ++round) {
-    const char *const worlds[][2] = {{"no", ""},       {"nno", ""}, {"nop", "aab"},
-                                     {"nnoo", "abab"}, {"nab", ""}, {"nnooq", "aabbb"}};
+    const char *const worlds[][2] = {{"no", ""},  {"nno", ""},        {"nop", "aab"}, {"nnoo", "abab"},
+                                     {"nab", ""}, {"nnooq", "aabbb"}, {"no", "ab"},   {"nopq", "abcd"}};
     const auto &[islands, hosts] = worlds[random() % std::size(worlds)];
     const auto t = world_of(islands, hosts, random() % 2 ? topology::Bridge::Auto : topology::Bridge::Tcp);
     std::vector<Operation> operations;
@@ -579,8 +579,22 @@ TEST(Proof, AnOperationMayBeginToCopyInWhileTheOneBeforeStillEnds) {
     const Verdict v = prove(t, operations, options);
     ASSERT_TRUE(v.ok) << name << "\n" << v.text;
     early += v.early;
+    ahead += v.ahead;
   }
   EXPECT_GT(early, static_cast<uint64_t>(kRounds) / 10);
+  EXPECT_GT(ahead, static_cast<uint64_t>(kRounds) / 30);
+}
+
+TEST(Proof, AHostListMayBeginBeforeTheDeviceHasEndedTheOperationBeforeWhereNoTwoRanksShareMemory) {
+  const std::vector<Operation> operations(4, operation_of(Collective::AllReduce, 64 << 10, 256, plan::kDeviceSlots));
+  Options options;
+  options.early = true;
+  for (const auto &[islands, hosts, ahead] :
+       {std::tuple{"no", "ab", 3u * 2}, std::tuple{"nop", "abc", 3u * 3}, std::tuple{"nop", "aab", 0u}}) {
+    const Verdict v = prove(world_of(islands, hosts, topology::Bridge::Auto), operations, options);
+    EXPECT_TRUE(v.ok) << v.text;
+    EXPECT_EQ(v.ahead, ahead) << islands << "@" << hosts;
+  }
 }
 
 TEST(Proof, AnIslandThatIsAloneNeedsNeitherSlotsNorLinksNorTheHost) {

@@ -778,6 +778,55 @@ def test_an_operation_copies_in_while_the_one_before_still_ends(fleet: str, brid
     assert run_fleet(fleet, body, tmp_path / "both", bridge=bridge, switches={"QUEUES": "4"}, env=short) == right
 
 
+def sent_bytes(comm: isthmus.Comm) -> int:
+    return sum(link.get("bytes_sent", 0) for link in comm.topology()["links"])
+
+
+def test_an_operation_exchanges_while_the_device_still_copies_for_the_one_before() -> None:
+    """
+    Ranks that share no memory, and copies to the device that take their time: the frames of each operation but the first
+    go while the one before has not ended. Each rank sends as many bytes as the message has.
+    """
+
+    def body(comm: isthmus.Comm) -> tuple[list[bool], list[float]]:
+        count = 3 << 17  # three chunks
+        arrays = [DeviceArray.of(np.full(count, 10.0**i * (comm.rank + 1), np.float32)) for i in range(4)]
+        comm.barrier()
+        before = sent_bytes(comm)
+        works = [comm.all_reduce(one, "sum", one, async_op=True) for one in arrays]
+        over = []
+        for i, work in enumerate(works[:-1], 1):
+            most = (i + 0.4) * arrays[0].nbytes  # what is beyond these operations' bytes, headers too, is of the next one
+            until(lambda of=work, bytes=most: of.done or sent_bytes(comm) - before >= bytes, "the next one's frames")
+            over.append(work.done)
+        for work in works:
+            work.wait()
+        return over, [float(value) for one in arrays for value in one.get()[[0, -1]]]
+
+    env, switches = {"ISTHMUS_CHUNK_BYTES": "128K"}, {"QUEUES": "4", "COPY_IN_GBPS": "0.001"}
+    right = [3.0 * 10**i for i in range(4) for _ in range(2)]
+    ranks = run_fleet("nvidia:1,amd:1", body, bridge="tcp", switches=switches, env=env)
+    assert ranks == [([False] * 3, right)] * 2
+
+
+def test_who_calls_another_operation_is_named_with_the_number_of_the_operation_that_went_ahead() -> None:
+    def body(comm: isthmus.Comm) -> str:
+        x, y = (DeviceArray.of(np.ones(3 << 17, np.float32)) for _ in range(2))
+        comm.barrier()
+        try:
+            works = [comm.all_reduce(x, "sum", x, async_op=True)]
+            works.append(comm.all_reduce(y, "sum" if comm.rank == 0 else "max", y, async_op=True))
+            for work in works:
+                work.wait()
+        except isthmus.MismatchError as error:
+            return str(error)
+        return "it ended well"
+
+    env, switches = {"ISTHMUS_CHUNK_BYTES": "128K"}, {"QUEUES": "4", "COPY_IN_GBPS": "0.001"}
+    for text in run_fleet("nvidia:1,amd:1", body, bridge="tcp", switches=switches, env=env):
+        assert "operation #3 of" in text and "sum" in text and "max" in text, text
+
+
 @pytest.mark.parametrize("count", [1 << 16, 3 << 17], ids=["one chunk", "three"])
 def test_on_one_stream_an_operation_reads_what_the_stream_does_behind_the_one_before(count: int) -> None:
     """Behind each operation the stream writes the input of the next: a copy that came early would have the old bytes."""

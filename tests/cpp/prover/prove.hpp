@@ -7,7 +7,8 @@
 //
 // Ranks that a library serves have two agents, one a list. The device list runs as one queue, so that it is shown to complete as one, but
 // what stands on its second stream has a clock of its own: it knows of the first what was given to it before, and the first learns of it
-// at the end of the operation. What comes early, it is given knowing only that the operation before may begin. A call of the library ends when all ranks of
+// at the end of the operation. What comes early, it is given knowing only that the operation before may begin. Where no two ranks share memory, the
+// host list of what comes early begins then too, behind the host list before. A call of the library ends when all ranks of
 // the group have made theirs, and gives what it was given: sums of a group are symbols of their own, whose order nobody knows.
 //
 // Objections: a result that is not the definition of the collective, on any rank, in any byte, with the sums' order and
@@ -56,6 +57,7 @@ struct Verdict {
   std::string text;  // the first objection
   uint64_t steps = 0, link_bytes = 0, token_bytes = 0;
   uint64_t early = 0;  // operations of a rank that came early
+  uint64_t ahead = 0;  // of these, those whose host list went ahead of its turn
   std::vector<RankStats> ranks;
 };
 

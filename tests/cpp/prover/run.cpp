@@ -46,14 +46,18 @@ struct Place {
   uint64_t at = 0;
 };
 
+struct Buffers {  // the user's, of one operation
+  std::unique_ptr<MemoryMap> input = std::make_unique<MemoryMap>(), output = std::make_unique<MemoryMap>();
+  bool alias_output = false, alias_input = false;  // in place: Output lies in Input, or Input in Output
+  uint64_t alias_offset = 0;
+};
+
 struct RankState {
-  std::unique_ptr<MemoryMap> input, output, ring, scratch, device;
+  std::unique_ptr<MemoryMap> ring, scratch, device;
+  std::vector<Buffers> buffers;  // by operation, of those that have begun
   std::vector<std::shared_ptr<const Plan>> plans;
   std::vector<Blocks> blocks;
   std::vector<Posted> counters[plan::kCounters + plan::kLocalCounters];
-  bool alias_output = false, alias_input = false;  // in place: Output lies in Input, or Input in Output
-  uint64_t alias_offset = 0;
-  size_t begun = 0;            // operations whose buffers were made
   std::vector<size_t> ended;   // by operation: agents that ended it
   std::vector<Epoch> entered;  // by operation: the host list
   std::vector<Snapshot> came;  // and what it knew then
@@ -231,20 +235,10 @@ class Run {
   bool enter(Agent &a) {
     RankState &s = ranks_[static_cast<size_t>(a.rank)];
     const size_t o = a.operation;
-    if (o > 0 && s.ended[o - 1] < lists_) return a.waits = "its other list", false;
-    if (o > 0)
-      for (size_t l = 0; l < lists_; ++l) a.clock.join(agents_[static_cast<size_t>(a.rank) * lists_ + l].ends[o - 1]);
-    if (plan_of(a).slot_bytes > 0) {
-      size_t last = o;
-      while (last > 0 && ranks_[static_cast<size_t>(a.rank)].plans[last - 1]->slot_bytes == 0) --last;
-      for (size_t q = 0; last > 0 && q < world_; ++q) {
-        if (!shares(a.rank, static_cast<int>(q))) continue;
-        if (ranks_[q].ended[last - 1] < lists_)
-          return a.waits = isthmus::formatted("rank {} to end operation {}", q, last - 1), false;
-        for (size_t l = 0; l < lists_; ++l) a.clock.join(agents_[q * lists_ + l].ends[last - 1]);
-      }
-    }
-    if (s.begun == o) make_buffers(a, s);
+    const bool ahead = goes_ahead(a);
+    if (!join_turn(a, ahead ? o - 1 : o)) return false;
+    if (ahead) ++verdict.ahead;
+    if (s.buffers.size() == o) make_buffers(a, s);
     if (!a.device) {
       s.entered.push_back(a.clock.now());
       s.came.push_back(a.clock.release());
@@ -258,6 +252,33 @@ class Run {
     return true;
   }
 
+  // The turn of operation o has come: both lists of the one before have ended, and all that share memory have ended the last one before it that had
+  // slots.
+  bool join_turn(Agent &a, size_t o) {
+    const RankState &s = ranks_[static_cast<size_t>(a.rank)];
+    if (o > 0 && s.ended[o - 1] < lists_) return a.waits = "its other list", false;
+    if (o > 0)
+      for (size_t l = 0; l < lists_; ++l) a.clock.join(agents_[static_cast<size_t>(a.rank) * lists_ + l].ends[o - 1]);
+    if (s.plans[o]->slot_bytes == 0) return true;
+    size_t last = o;
+    while (last > 0 && s.plans[last - 1]->slot_bytes == 0) --last;
+    for (size_t q = 0; last > 0 && q < world_; ++q) {
+      if (!shares(a.rank, static_cast<int>(q))) continue;
+      if (ranks_[q].ended[last - 1] < lists_)
+        return a.waits = isthmus::formatted("rank {} to end operation {}", q, last - 1), false;
+      for (size_t l = 0; l < lists_; ++l) a.clock.join(agents_[q * lists_ + l].ends[last - 1]);
+    }
+    return true;
+  }
+  // The host list of an operation that comes early, where no two ranks share memory, begins when the turn of the one before has come, whose host list
+  // has ended.
+  bool goes_ahead(const Agent &a) const {
+    if (a.device || !comes_early(a) || plan_of(a).pairwise_sizes) return false;
+    for (size_t q = 0; q < world_; ++q)
+      for (size_t r = 0; r < q; ++r)
+        if (shares(static_cast<int>(q), static_cast<int>(r))) return false;
+    return true;
+  }
   bool comes_early(const Agent &a) const {
     const RankState &s = ranks_[static_cast<size_t>(a.rank)];
     const auto may = [&](size_t o) { return s.plans[o]->comes_early && chunks_of(*s.plans[o], s.blocks[o].operands()) > 1; };
@@ -265,7 +286,7 @@ class Run {
   }
   // That operation may begin here: all that share memory have ended the last one before it that had slots.
   void join_begin(const Agent &a, Clock &clock, size_t o) {
-    clock.join(ranks_[static_cast<size_t>(a.rank)].came[o]);
+    for (size_t l = 0; o > 0 && l < lists_; ++l) clock.join(agents_[static_cast<size_t>(a.rank) * lists_ + l].ends[o - 1]);
     size_t last = o;
     while (last > 0 && ranks_[static_cast<size_t>(a.rank)].plans[last - 1]->slot_bytes == 0) --last;
     for (size_t q = 0; last > 0 && q < world_; ++q)
@@ -300,30 +321,26 @@ class Run {
     const size_t o = a.operation;
     const Operation &op = operations_[o];
     const Blocks &b = s.blocks[o];
-    ++s.begun;
-    s.input = std::make_unique<MemoryMap>();
-    s.output = std::make_unique<MemoryMap>();
-    s.alias_input = s.alias_output = false;
-    s.alias_offset = 0;
+    Buffers &made = s.buffers.emplace_back();
     const auto c = op.request.collective;
     if (op.in_place && (c == plan::Collective::AllGather || c == plan::Collective::AllGatherV)) {
-      s.alias_input = true;
-      s.alias_offset = b.output_displ[static_cast<size_t>(a.rank)];
+      made.alias_input = true;
+      made.alias_offset = b.output_displ[static_cast<size_t>(a.rank)];
     } else if (op.in_place) {
-      s.alias_output = true;
+      made.alias_output = true;
       if (c == plan::Collective::ReduceScatter || c == plan::Collective::ReduceScatterV)
-        s.alias_offset = b.input_displ[static_cast<size_t>(a.rank)];
+        made.alias_offset = b.input_displ[static_cast<size_t>(a.rank)];
     }
     const int leaf = symbols_.leaf(static_cast<int>(o), a.rank);
     for (size_t i = 0; i < b.input_bytes.size(); ++i) {
-      const Place p = user_place(s, Memory::Input, b.input_displ[i]);
+      const Place p = user_place(made, Memory::Input, b.input_displ[i]);
       p.memory->fill(p.at, b.input_bytes[i], {leaf, static_cast<uint32_t>(i), 0, 1, false}, {});
     }
   }
 
-  static Place user_place(RankState &s, Memory m, uint64_t at) {
-    if (m == Memory::Input) return s.alias_input ? Place{s.output.get(), s.alias_offset + at} : Place{s.input.get(), at};
-    return s.alias_output ? Place{s.input.get(), s.alias_offset + at} : Place{s.output.get(), at};
+  static Place user_place(const Buffers &b, Memory m, uint64_t at) {
+    if (m == Memory::Input) return b.alias_input ? Place{b.output.get(), b.alias_offset + at} : Place{b.input.get(), at};
+    return b.alias_output ? Place{b.input.get(), b.alias_offset + at} : Place{b.output.get(), at};
   }
 
   static void to_stream(Agent &a, bool beside) {
@@ -364,7 +381,7 @@ class Run {
       const Expected e = expected_of(planned_[a.operation], op, static_cast<int>(a.operation), a.rank, i, symbols_);
       if (e.bytes != b.output_bytes[i]) object("{}: the definition gives block {} another size", where(a), i);
       if (e.bytes == 0) continue;
-      const Place p = user_place(s, Memory::Output, b.output_displ[i]);
+      const Place p = user_place(s.buffers[a.operation], Memory::Output, b.output_displ[i]);
       uint64_t at = 0;
       for (const Piece &piece : p.memory->peek(p.at, e.bytes)) {
         const Content want = advanced(e.content, at), &got = piece.content;
@@ -460,7 +477,7 @@ class Run {
     if (writes && input) object("{}: writes to the input", where(a));
     if (s.block >= sizes.size() || s.base + s.stride * c + bytes > sizes[s.block])
       object("{}: outside of block {} of the {}", where(a), s.block, input ? "input" : "output");
-    return user_place(own, s.memory, at);
+    return user_place(own.buffers[a.operation], s.memory, at);
   }
 
   std::vector<Piece> read(Agent &a, const Place &p, uint64_t bytes, std::shared_ptr<const LinkRead> link = nullptr) {
@@ -573,7 +590,7 @@ class Run {
     if (end < at + bytes)
       object("{}: a call outside of the buffer: {} + {}, and the blocks there end at {}", where(a), at, bytes, end);
     if (writes && s.memory == Memory::Input) object("{}: a call writes to the input", where(a));
-    return user_place(ranks_[static_cast<size_t>(a.rank)], s.memory, at);
+    return user_place(ranks_[static_cast<size_t>(a.rank)].buffers[a.operation], s.memory, at);
   }
 
   bool call(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
@@ -736,7 +753,8 @@ class Run {
       slice(arrival.pieces, before, bytes, out);
       plan::Span to = s.dst;
       to.block = block;
-      if (source.memory == Memory::Input && own.alias_output) object("{}: no library does this in place", where(a));
+      if (source.memory == Memory::Input && own.buffers[a.operation].alias_output)
+        object("{}: no library does this in place", where(a));
       write(a, buffer(a, p, to, 0, bytes, o, true), out);
     }
     ++a.calls;
