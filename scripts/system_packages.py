@@ -128,10 +128,12 @@ def provide(profile: str) -> None:
     install = subprocess.run(
         [*apt, "install", "--no-install-recommends", *names], stdin=subprocess.DEVNULL, text=True, capture_output=True
     )
+    absent = [package for package in missing(profile) if not package.optional]
     if install.returncode != 0:
         print(update.stderr, install.stdout, install.stderr, sep="\n")
-        raise SystemExit(f"setup: apt-get could not install {' '.join(names)}")
-    absent = [package for package in missing(profile) if not package.optional]
+        if absent:
+            raise SystemExit(f"setup: apt-get could not install {' '.join(names)}")
+        print(f"setup: goes on without {' '.join(names)}", flush=True)
     if absent:
         raise SystemExit(
             f"setup: apt-get installed {' '.join(names)}, but still not found: {' '.join(p.name for p in absent)}"
