@@ -15,7 +15,9 @@
 # Of the tests: STAGES="unit python" chooses stages, ONLY="test_link:Link.Name" or ONLY=tests/python/test_work.py one test in a stage,
 # WHOLE=1 everything, also where little differs from a green run; SHARE=<number or commit> the share of long products, PYTEST="-x" more words for pytest (scripts/test.py).
 
-ifndef PYTHON
+ifdef PYTHON
+export CHOSEN_PYTHON := $(PYTHON)
+else
 PYTHON := $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python3.10,\
             $(shell $(p) -c 'import sys; sys.version_info >= (3, 10) and print("$(p)")' 2>/dev/null)))
 endif

@@ -26,7 +26,7 @@ says which part of the work that could run side by side did so: (sum busy - T) /
 The rows of operations behind each other: all_reduces that are called one behind the other, without waiting, against one of
 all their bytes. Sixteen of one size, and the four buckets in which DDP would reduce as much (1, 25, 25 and 13 of 64 parts).
 Once copies and interfaces have one rate, so that what a library's order keeps apart costs most; once copies have the rate
-that they have in the other rows.
+that they have in the other rows. The ranks know the rates, from profiles, as in the other rows; chunks follow from them.
 
 The row of latency: an all_reduce of 8 bytes over two islands of one rank each, on one host. A stream stands at a gate until
 the host lets it go on, and the gate takes the declared time. A call may take two gates and 60 us. The hand-offs of a call,
@@ -193,9 +193,10 @@ def run_behind(ranks: str, copies: float, nbytes: int, repeat: int) -> dict[str,
     rate = {"copy_out_gbps": copies / 1000, "copy_in_gbps": copies / 1000, "bridge_mbps": UNIT}
     rate["fabric_gbps"] = DEVICE["fabric_gbps"]
     switches = {**SWITCHES, "QUEUES": "4"}
-    links, task = dict.fromkeys(fleet.bridges, rate), {"parts": BEHIND, "profile": False}
+    links, task = dict.fromkeys(fleet.bridges, rate), {"parts": BEHIND, "copies": copies * 1e6}
     results = run("behind", fleet, links, ["behind"], nbytes, repeat, switches, **task)
     found = results[0]["behind"]
+    ratio = {name: found[name]["median"] / found["one"]["median"] for name in BEHIND}
     return {
         "rehearsal": WHAT,
         "fleet": ranks,
@@ -204,9 +205,10 @@ def run_behind(ranks: str, copies: float, nbytes: int, repeat: int) -> dict[str,
         "bytes": nbytes,
         "parts": BEHIND,
         "isthmus": found,
-        "ratio": {name: found[name]["median"] / found["one"]["median"] for name in BEHIND},
+        "ratio": ratio,
         "right": all(each["right"] for one in results for each in one["behind"].values()),
-        "void": any(each["void"] for each in found.values()),
+        # What keeps the limit although the processors were busy keeps it, unless they were busy with the one as well.
+        "void": {name: found["one"]["void"] or (found[name]["void"] and ratio[name] > TARGETS["behind"]) for name in BEHIND},
     }
 
 
@@ -392,7 +394,7 @@ def show_behind(row: dict[str, Any]) -> None:
         warn(name, found)
     for name, ratio in row["ratio"].items():
         target = TARGETS["behind"]
-        print(f"rehearsal  {name}: {ratio:.3f} of one, target {target}: {word(ratio, target, row['void'])}")
+        print(f"rehearsal  {name}: {ratio:.3f} of one, target {target}: {word(ratio, target, row['void'][name])}")
     if not row["right"]:
         print("rehearsal  a result was WRONG")
     print("rehearsal", flush=True)
@@ -529,7 +531,7 @@ def missed(found: dict[str, Any]) -> list[str]:
         short.append(f"overlap: {overlap['overlap']:.3f}, limit {TARGETS['overlap']}{void}")
     for row in found["behind"]:
         for name, ratio in row["ratio"].items():
-            said = word(ratio, TARGETS["behind"], row["void"])
+            said = word(ratio, TARGETS["behind"], row["void"][name])
             if said != "reached":
                 where = f"{name} behind each other, {row['fleet']}, {rates_of(row)}"
                 short.append(f"{where}: {ratio:.3f} of one, limit {TARGETS['behind']}: {said}")

@@ -1,5 +1,5 @@
 # The faces, and the two forms in which they are installed. Everything finds the library from its own place, so both may be moved.
-#   component python      what a wheel is made of, the folder isthmus/: libisthmus.so.0, _core*.so, _torch*.so, bin/, interpose/, include/, ...
+#   component python      what a wheel is made of, the folder isthmus/: libisthmus.so.0.1, _core*.so, _torch*.so, bin/, interpose/, include/, ...
 #   component isthmus     `cmake --install`, for programs in C: lib/, include/, bin/, pkg-config's file and CMake's
 
 # Where the Python environment keeps torch; empty without torch. Asked of the interpreter without PYTHONPATH: an isolated build
@@ -66,7 +66,7 @@ foreach(library isthmus _core _torch)
 endforeach()
 install(TARGETS isthmus LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ${in_prefix})
 # A wheel holds no links: what -listhmus finds there is a line for the linker, as the system's own libc.so is.
-set(soname libisthmus.so.${PROJECT_VERSION_MAJOR})
+set(soname libisthmus.so.${ISTHMUS_ABI})
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/installed/wheel/libisthmus.so
      CONTENT "/* For the linker. Who opens the library opens @soname@. */\nINPUT(@soname@)\n" @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/installed/wheel/libisthmus.so DESTINATION isthmus ${in_wheel})

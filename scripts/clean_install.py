@@ -29,7 +29,8 @@ assert importlib.util.find_spec("torch") is None, "this environment has torch; t
 folder = pathlib.Path(isthmus.__file__).parent
 doors = ("libnccl.so.2", "librccl.so.1", "libhccl.so", "libisthmus_dlopen.so", "libisthmus_audit.so")
 doors = [f"interpose/{name}" for name in doors]
-library = "libisthmus.so." + isthmus.__version__.split(".")[0]
+major, minor, _ = isthmus.__version__.split(".")
+library = "libisthmus.so." + (f"0.{minor}" if major == "0" else major)
 for name in (library, "libisthmus.so", "bin/isthmus-bench", "include/isthmus/isthmus.h", "py.typed", *doors):
     assert (folder / name).is_file(), f"the package lacks {name}"
 import ctypes

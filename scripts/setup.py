@@ -128,6 +128,18 @@ def venv_works() -> bool:
     return bool(answer(PYTHON, "print('yes')"))
 
 
+def refuse_another_python() -> None:
+    """PYTHON=... makes .venv. One that is there must be of that Python: else the build would not be what was asked for."""
+    chosen = os.environ.get("CHOSEN_PYTHON")
+    theirs = answer(PYTHON, "import sys; print('%d.%d' % sys.version_info[:2])")
+    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if chosen and theirs and theirs.strip() != mine:
+        raise SystemExit(
+            f"PYTHON={chosen} is Python {mine}, and .venv is there and of Python {theirs.strip()}: "
+            "`make distclean` removes it, and then make builds one anew"
+        )
+
+
 def make_venv() -> None:
     if venv_works():
         return
@@ -192,6 +204,7 @@ def main(goal: str) -> None:
         raise SystemExit(f"usage: setup.py {'|'.join(GOALS)}")
     if sys.hexversion < 0x030A0000:
         raise SystemExit(f"Isthmus needs Python 3.10 or newer; {sys.executable} is {sys.version.split()[0]}")
+    refuse_another_python()
     STAMPS.mkdir(parents=True, exist_ok=True)
     with open(STAMPS / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once do the work once
@@ -203,10 +216,11 @@ def main(goal: str) -> None:
         with ThreadPoolExecutor(2) as beside:
             begun = beside.submit(begin_package, assertions(goal)) if goal != "lint" and not venv_works() else None
             interpreter = prepare_venv()
-            if goal == "lint":
-                return
+            torch = digest([TORCH, interpreter])
+            if goal == "lint":  # mypy looks at the types of PyTorch
+                return step("torch", torch, lambda: bool(answer(PYTHON, FIND_TORCH)), install_torch)
             fetched = beside.submit(fetch_for_tests, interpreter) if goal in ("test", "test-all") else None
-            step("torch", digest([TORCH, interpreter]), lambda: bool(answer(PYTHON, FIND_TORCH)), install_torch)
+            step("torch", torch, lambda: bool(answer(PYTHON, FIND_TORCH)), install_torch)
             if begun:
                 begun.result()
             step("package", package_key(interpreter, assertions(goal)), installed, lambda: install_package(assertions(goal)))

@@ -63,7 +63,7 @@ constexpr SettingRow kSettings[] = {
     {Setting::FarMicros, "ISTHMUS_FAR_US", K::Integer, "1000", 0, 60000000, "", true,
      "round trip by TCP, in us, from which on up to 32 chunks of an operation of host memory are under way before the first "
      "is waited for, instead of 1, as a link carries no more in a round trip than is under way, and an all_reduce goes one "
-     "way instead of two. 0: always"},
+     "way instead of two; and chunks that devices copy are as long as for a fast bridge. 0: always"},
     {Setting::GroupWaitMs, "ISTHMUS_GROUP_WAIT_MS", K::Integer, "2", 0, 60000, "", false,
      "how long the end of a group of messages waits for the other sides to come to their own groups: to have the vendor's "
      "library carry what may go by it (ISTHMUS_LIBRARY_MESSAGES), and where the group sends more device memory on a stream "

@@ -61,6 +61,7 @@ PlanChoice PlanCache::choose(const Shape &shape) const {
   // The size is not known, so chunks are small. Slots of more chunks are as large together as those of a long message.
   if (is_varying(c) && flat && !terms_.devices) p.max_slots = 16;
   if (terms_.fixed_rings || (terms_.devices && !flat)) p.max_slots = plan::kDeviceSlots;
+  p.paced_bytes = terms_.paced_bytes;
   p.far = terms_.far;
   if (p.far) p.way_bytes = terms_.way_bytes();
   if (shape.device) p.reach = terms_.reach;

@@ -1,6 +1,7 @@
 #include "comm/terms.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -72,6 +73,14 @@ void Terms::choose_far(process::Context &context, const std::string &name, uint6
          formatted("few chunks under way although a round trip takes {} us: {} bytes of staging memory are needed, and the "
                    "least of its processes is {} (ISTHMUS_STAGING_BYTES, ISTHMUS_CHUNK_BYTES)",
                    round_trip, needed, staging));
+}
+
+// The calls for a chunk of a device, and of a library, cost some 30 us together. A power of two, so that rates which were measured anew cut chunks as before:
+// a library's order of a sum may depend on how long they are. Over a long way short chunks would leave too little under way.
+void Terms::choose_pace(const topology::Topology &topology) {
+  constexpr double kChunkSeconds = 1e-3;
+  const double bytes = std::min(topology::slowest_bridge(topology) * kChunkSeconds, 1e12);
+  paced_bytes = std::bit_floor(static_cast<uint64_t>(bytes));
 }
 
 // Settings go before profiles. Of several numbers the least counts, so ranks agree although their settings say different numbers.

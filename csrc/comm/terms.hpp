@@ -34,6 +34,7 @@ struct Terms {
   bool fixed_rings = false;
   uint64_t ring_bytes = 0, recv_slots = 0, reach = 0;
   uint64_t round_trip_us = 0;  // by TCP, of the two ranks that are farthest from each other
+  uint64_t paced_bytes = 0;    // of plan::Request
   bool far = false;            // that is so long that many chunks are to be under way (plan::Request::far)
   uint64_t way_bytes() const noexcept { return round_trip_us / 2 * kFarBytesPerUs; }  // of plan::Request
   std::vector<std::string> lost;  // fast paths for which there was no room
@@ -48,6 +49,7 @@ struct Terms {
   // Behind choose_chunk(). `from_us`: the setting, as all ranks have it.
   void choose_far(process::Context &context, const std::string &name, uint64_t round_trip, uint64_t from_us,
                   uint64_t staging, std::span<const RankBlob> ranks);
+  void choose_pace(const topology::Topology &topology);  // where no hosts are far from each other
   void choose_leader_bytes(std::span<const RankBlob> ranks, const topology::Topology &topology);
 };
 

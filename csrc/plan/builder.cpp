@@ -30,12 +30,18 @@ uint64_t most_ring_chunk(uint64_t ring_bytes, uint32_t slots) noexcept {
   return slot > kRounding ? (slot - kRounding) / (kDeviceSlotChunks * kDeviceChunks) : 0;
 }
 
+uint64_t Builder::paced(uint64_t fast, uint64_t least_chunks) noexcept {
+  plan.paced = devices && !varying && request.paced_bytes > 0 && request.paced_bytes < fast;
+  if (!plan.paced) return fast;
+  return std::clamp(request.paced_bytes / kLine * kLine, std::min(least_chunks * request.chunk_bytes, fast), fast);
+}
+
 void Builder::choose_chunk(uint64_t regions) {
   const auto lines = [](uint64_t bytes) { return std::max(bytes / kLine * kLine, kLine); };
   // A copy to or from a device costs microseconds whatever its size.
   const uint64_t wanted = request.chunk_bytes * (devices ? kDeviceChunks : 1);
   const uint64_t most = lines((devices ? kDeviceSlotChunks : 4) * wanted / std::max<uint64_t>(regions, 1));
-  uint64_t target = std::min(lines(wanted), most);
+  uint64_t target = std::min(lines(paced(wanted, 1)), most);
   const bool far = request.far && clusters.members.size() > 1 && !devices;
   const uint32_t slots = !far                   ? std::clamp<uint32_t>(request.max_slots, 2, 64)
                          : clusters.largest > 1 ? kFarSlots
@@ -85,7 +91,7 @@ void Builder::choose_island_chunk(SlotShare share, uint64_t blocks) {
   const uint64_t call = kDeviceChunks * kDeviceSlotChunks * request.chunk_bytes,
                  slot = shared_slots || across_hosts ? call : 2 * call;
   const uint64_t most = lines(slot * share.parts / share.of);
-  const uint64_t least = std::min(lines(call / blocks), most);
+  const uint64_t least = std::min(lines(paced(call, 2) / blocks), most);
   const uint64_t part = std::clamp(lines(request.bytes / 64 + kLine - 1), least, most);
   const uint32_t slots = std::clamp<uint32_t>(request.max_slots, kLeastIslandSlots, 64);
   if (varying) {

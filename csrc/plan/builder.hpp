@@ -44,6 +44,9 @@ class Builder : public StepWriter {
   uint32_t ahead = 1;
   uint64_t unit = kLine;  // of which chunks are multiples: islands with libraries cut them in equal pieces of whole lines
 
+  // The bytes of a chunk, not more than `fast`, that are worth its calls: Request::paced_bytes, but not less than so many chunks of the setting. Notes in the
+  // plan where they are fewer.
+  uint64_t paced(uint64_t fast, uint64_t least_chunks) noexcept;
   // Sets chunk, chunks and slots. `regions`: chunks of memory that a slot needs on the rank that needs most.
   void choose_chunk(uint64_t regions);
   // The same, for a message that the islands with libraries can cut in equal pieces: in 64 chunks, but in no shorter ones than a library works well

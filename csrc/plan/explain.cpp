@@ -273,6 +273,7 @@ std::string heading(const Plan &p, const topology::Topology &t, const topology::
   text += moves_whole_blocks(p)      ? std::string("  chunks  none: whole blocks")
           : is_varying(r.collective) ? formatted("  chunks  of {}", size_text(p.chunk))
                                      : formatted("  chunks  {} of {}", p.chunks, size_text(p.chunk));
+  if (p.paced) text += formatted(" (the slowest bridge carries {} in 1 ms)", size_text(r.paced_bytes));
   if (p.slot_bytes) text += formatted(", {} slot{} of {}", p.slots, p.slots == 1 ? "" : "s", size_text(p.slot_bytes));
   if (p.device_bytes) text += formatted(", {} on the device", size_text(p.device_bytes));
   if (p.scratch_stride) text += formatted(", {} of scratch", size_text(p.scratch_stride * std::max(p.slots, 1u)));
@@ -342,6 +343,7 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
               {"bytes", r.bytes},
               {"chunk", moves_whole_blocks(plan) ? json(nullptr) : json(plan.chunk)},
               {"chunks", is_varying(r.collective) && !moves_whole_blocks(plan) ? 0 : plan.chunks},
+              {"paced_bytes", plan.paced ? json(r.paced_bytes) : json(nullptr)},
               {"slots", plan.slots},
               {"slot_bytes", plan.slot_bytes},
               {"device_bytes", plan.device_bytes},

@@ -180,6 +180,10 @@ struct Request {  // all of it agreed on all ranks but `rank`
   LeaderBytesFrom small_from = LeaderBytesFrom::Default;  // for explain()
   uint64_t stream_bytes = 32 << 20;  // a rank's output from here on is written past the caches. A hint; NOT agreed: local
   bool device = false;  // this rank's user memory is its device's, which the host cannot touch. NOT agreed: local
+  // What the slowest bridge carries in a time beside which the calls for a chunk of a device or a library do not count. Of equal counts, chunks that
+  // devices copy are no longer than that, but for few chunks' sake, and no shorter than one or two of chunk_bytes. 0: nobody knows the rates, so they are as
+  // long as a fast bridge needs.
+  uint64_t paced_bytes = 0;
   // Frames are long on their way between hosts, so many chunks are sent before the first one is waited for: see Builder::ahead. Links then grant
   // 256 chunks of the setting.
   bool far = false;
@@ -208,6 +212,7 @@ struct Plan {
   uint64_t digest = 0;  // equal on all ranks: of the request (less in_place) and the topology's digest
   uint64_t chunk = 0;   // bytes of a chunk (of a block), multiple of 64 but for a single short one
   uint32_t chunks = 1;  // C for collectives of equal counts. v-collectives: the least C; chunks_of() gives that of a launch
+  bool paced = false;   // chunks may be shorter because a bridge is slow (Request::paced_bytes)
   uint32_t max_skew = 0;
   uint32_t slots = 0;            // slots of ring and scratch. The plan uses a ring where slot_bytes > 0
   uint64_t slot_bytes = 0;       // ring memory needed: slots * slot_bytes

@@ -35,6 +35,10 @@ uint64_t digest_of(const topology::Topology &whole, const topology::Topology &t,
     add(2);
     add(r.way_bytes);
   }
+  if (r.paced_bytes > 0) {
+    add(3);
+    add(r.paced_bytes);
+  }
   return h;
 }
 

@@ -37,16 +37,17 @@ double rate_over(const RankInfo &info, bool memory) noexcept {
   return info.device == "host" ? link : std::min({link, info.rates[Rate::DeviceToHost], info.rates[Rate::HostToDevice]});
 }
 
+// All ranks of an island carry equal parts, so the slowest of them says how fast they are together.
+double rate_of(const Topology &t, const Island &island, bool memory) noexcept {
+  double slowest = rate_over(t.ranks[static_cast<size_t>(island.ranks[0])], memory);
+  for (const int r : island.ranks) slowest = std::min(slowest, rate_over(t.ranks[static_cast<size_t>(r)], memory));
+  return slowest * static_cast<double>(island.ranks.size());
+}
+
 // The weights of `t` from its ranks' rates, which are all known.
 void weigh(Topology &t) {
   const bool memory = one_memory(t);
-  for (size_t i = 0; i < t.islands.size(); ++i) {
-    // All ranks of an island carry equal parts, so the slowest of them says how fast they are together.
-    const std::vector<int> &ranks = t.islands[i].ranks;
-    double slowest = rate_over(t.ranks[static_cast<size_t>(ranks[0])], memory);
-    for (const int r : ranks) slowest = std::min(slowest, rate_over(t.ranks[static_cast<size_t>(r)], memory));
-    t.weights[i] = slowest * static_cast<double>(ranks.size());
-  }
+  for (size_t i = 0; i < t.islands.size(); ++i) t.weights[i] = rate_of(t, t.islands[i], memory);
   const double least = *std::min_element(t.weights.begin(), t.weights.end());
   for (double &w : t.weights) w /= least;
   t.measured = true;
@@ -79,6 +80,13 @@ bool one_memory(const Topology &t) noexcept {
 
 double bridge_rate(const Topology &t, int rank) noexcept {
   return rate_over(t.ranks[static_cast<size_t>(rank)], one_memory(t));
+}
+
+double slowest_bridge(const Topology &t) noexcept {
+  const bool memory = one_memory(t);
+  double least = rate_of(t, t.islands[0], memory);
+  for (const Island &island : t.islands) least = std::min(least, rate_of(t, island, memory));
+  return least;
 }
 
 int unmeasured_rank(const Topology &t) noexcept {

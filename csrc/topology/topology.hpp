@@ -109,6 +109,9 @@ bool has_devices(const Topology &t) noexcept;
 // hosts or a forced bridge part the islands, else shared memory. For a rank on a device the way also is the copies from and to the device. 0: the
 // profile does not say.
 double bridge_rate(const Topology &t, int rank) noexcept;
+// Bytes a second of the slowest island's bridge, each way: its slowest rank's bridge_rate() times its size, since they carry equal parts. 0: some rank's
+// rate is not known.
+double slowest_bridge(const Topology &t) noexcept;
 // The first rank whose bridge_rate() is not known, or -1.
 int unmeasured_rank(const Topology &t) noexcept;
 // Where the ranks of an island have their library in several versions: "rank 0 has nccl 2.29.3, rank 2 has nccl 2.27.5", the first rank of each

@@ -104,6 +104,20 @@ class Comm:
         commit: bool = False,
     ) -> Work: ...
     @overload
+    def all_reduce(
+        self,
+        x: _A,
+        op: str = "sum",
+        out: _A | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        scale: float | None = None,
+        stream: int | None = None,
+        keep_input: bool = False,
+        commit: bool = False,
+    ) -> _A | Work: ...
+    @overload
     def reduce(
         self,
         x: _A,
@@ -134,6 +148,21 @@ class Comm:
         commit: bool = False,
     ) -> Work: ...
     @overload
+    def reduce(
+        self,
+        x: _A,
+        root: int = 0,
+        op: str = "sum",
+        out: _A | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        scale: float | None = None,
+        stream: int | None = None,
+        keep_input: bool = False,
+        commit: bool = False,
+    ) -> _A | Work | None: ...
+    @overload
     def broadcast(
         self,
         x: _A | None = None,
@@ -160,6 +189,19 @@ class Comm:
         commit: bool = False,
     ) -> Work: ...
     @overload
+    def broadcast(
+        self,
+        x: _A | None = None,
+        root: int = 0,
+        out: _A | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        stream: int | None = None,
+        keep_input: bool = False,
+        commit: bool = False,
+    ) -> _A | Work: ...
+    @overload
     def all_gather(
         self,
         x: _A,
@@ -179,6 +221,16 @@ class Comm:
         timeout: float | None = None,
         stream: int | None = None,
     ) -> Work: ...
+    @overload
+    def all_gather(
+        self,
+        x: _A,
+        out: _A | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> _A | Work: ...
     @overload
     def reduce_scatter(
         self,
@@ -204,6 +256,18 @@ class Comm:
         stream: int | None = None,
     ) -> Work: ...
     @overload
+    def reduce_scatter(
+        self,
+        x: _A,
+        op: str = "sum",
+        out: _A | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        scale: float | None = None,
+        stream: int | None = None,
+    ) -> _A | Work: ...
+    @overload
     def all_to_all(
         self,
         x: _A,
@@ -227,6 +291,18 @@ class Comm:
         keep_input: bool = False,
         commit: bool = False,
     ) -> Work: ...
+    @overload
+    def all_to_all(
+        self,
+        x: _A,
+        out: _A | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        stream: int | None = None,
+        keep_input: bool = False,
+        commit: bool = False,
+    ) -> _A | Work: ...
     @overload
     def gather(
         self,
@@ -250,6 +326,17 @@ class Comm:
         stream: int | None = None,
     ) -> Work: ...
     @overload
+    def gather(
+        self,
+        x: _A,
+        root: int = 0,
+        out: _A | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> _A | Work | None: ...
+    @overload
     def scatter(
         self,
         x: _A | None = None,
@@ -271,6 +358,17 @@ class Comm:
         timeout: float | None = None,
         stream: int | None = None,
     ) -> Work: ...
+    @overload
+    def scatter(
+        self,
+        x: _A | None = None,
+        root: int = 0,
+        out: _A | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> _A | Work: ...
     @overload
     def all_gather_v(
         self,
@@ -295,6 +393,18 @@ class Comm:
         timeout: float | None = None,
         stream: int | None = None,
     ) -> Work: ...
+    @overload
+    def all_gather_v(
+        self,
+        x: _A,
+        counts: Sequence[int],
+        out: _A | None = None,
+        displs: Sequence[int] | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> _A | Work: ...
     @overload
     def reduce_scatter_v(
         self,
@@ -324,6 +434,20 @@ class Comm:
         stream: int | None = None,
     ) -> Work: ...
     @overload
+    def reduce_scatter_v(
+        self,
+        x: _A,
+        counts: Sequence[int],
+        op: str = "sum",
+        out: _A | None = None,
+        displs: Sequence[int] | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        scale: float | None = None,
+        stream: int | None = None,
+    ) -> _A | Work: ...
+    @overload
     def all_to_all_v(
         self,
         x: _A,
@@ -351,6 +475,20 @@ class Comm:
         timeout: float | None = None,
         stream: int | None = None,
     ) -> Work: ...
+    @overload
+    def all_to_all_v(
+        self,
+        x: _A,
+        send_counts: Sequence[int],
+        recv_counts: Sequence[int],
+        out: _A | None = None,
+        send_displs: Sequence[int] | None = None,
+        recv_displs: Sequence[int] | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> _A | Work: ...
     @overload
     def gather_v(
         self,
@@ -378,6 +516,19 @@ class Comm:
         stream: int | None = None,
     ) -> Work: ...
     @overload
+    def gather_v(
+        self,
+        x: _A,
+        counts: Sequence[int],
+        root: int = 0,
+        out: _A | None = None,
+        displs: Sequence[int] | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> _A | Work | None: ...
+    @overload
     def scatter_v(
         self,
         x: _A | None,
@@ -403,6 +554,19 @@ class Comm:
         timeout: float | None = None,
         stream: int | None = None,
     ) -> Work: ...
+    @overload
+    def scatter_v(
+        self,
+        x: _A | None,
+        counts: Sequence[int],
+        root: int = 0,
+        out: _A | None = None,
+        displs: Sequence[int] | None = None,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> _A | Work: ...
     @overload
     def barrier(
         self, *, async_op: Literal[False] = False, timeout: float | None = None, stream: int | None = None
@@ -410,6 +574,8 @@ class Comm:
     @overload
     def barrier(self, *, async_op: Literal[True], timeout: float | None = None, stream: int | None = None) -> Work: ...
     @overload
+    def barrier(self, *, async_op: bool, timeout: float | None = None, stream: int | None = None) -> Work | None: ...
+    @overload
     def send(
         self,
         x: object,
@@ -431,6 +597,17 @@ class Comm:
         timeout: float | None = None,
         stream: int | None = None,
     ) -> Work: ...
+    @overload
+    def send(
+        self,
+        x: object,
+        peer: int,
+        tag: int = 0,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Work | None: ...
     @overload
     def recv(
         self,
@@ -453,6 +630,17 @@ class Comm:
         timeout: float | None = None,
         stream: int | None = None,
     ) -> Work: ...
+    @overload
+    def recv(
+        self,
+        x: object,
+        peer: int = -1,
+        tag: int = 0,
+        *,
+        async_op: bool,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> int | Work: ...
 
 def version() -> str: ...
 def raised(what: str) -> None: ...

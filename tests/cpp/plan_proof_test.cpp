@@ -859,6 +859,7 @@ TEST_P(RandomWorlds, AndSequencesHold) {
       op.request.root = pick(world);
       op.request.small_bytes = static_cast<uint64_t>(pick(2) * 512);
       op.request.reach = pick(2) ? kReach : static_cast<uint64_t>(pick(2) * pick(32 * 1024));
+      op.request.paced_bytes = pick(3) ? 0 : static_cast<uint64_t>(1 + pick(4096));
       op.in_place = pick(2) && in_place_allowed(op.request.collective);
       add_sizes(op, world, dtype_size(dtype));
       const auto plan = plan::plan_collective(t, 0, op.request);

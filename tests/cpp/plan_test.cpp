@@ -105,6 +105,42 @@ TEST(Plan, ChunksAreLinesFewAndBoundedAndSlotsStayBounded) {
       }
 }
 
+// Chunks that are short beside what a slow bridge carries leave little to be done before the first of them crosses, and behind the last.
+TEST(Plan, ChunksOfDevicesAreNoLongerThanASlowBridgeNeedsAndStayFew) {
+  struct Case {
+    const char *islands;
+    uint64_t bytes, paced, chunk;  // chunk: the one expected, of a setting of 128 KiB
+  };
+  constexpr uint64_t kKi = 1024, kMi = 1024 * kKi;
+  for (const Case &c :
+       {Case{"NNOO", 4 * kMi, 0, kMi},                  // nobody knows the rates
+        Case{"NNOO", 4 * kMi, 50 * kKi, 256 * kKi},     // 50 MB/s: what the library gets is never less than that
+        Case{"NNOO", 4 * kMi, 512 * kKi, 512 * kKi},    // 500 MB/s
+        Case{"NNOO", 4 * kMi, uint64_t{1} << 40, kMi},  // a fast bridge: as if nobody knew
+        Case{"NNOO", 64 * kMi, 50 * kKi, kMi},          // 64 chunks and no more
+        Case{"no", 4 * kMi, 0, 512 * kKi}, Case{"no", 4 * kMi, 50 * kKi, 128 * kKi}, Case{"no", 64 * kMi, 50 * kKi, kMi},
+        Case{"aabb", 4 * kMi, 50 * kKi, 128 * kKi}}) {  // without devices the rates have no say
+    const auto t = world_of(c.islands, "", topology::Bridge::Tcp);
+    Request r = request_of(Collective::AllReduce, c.bytes);
+    r.chunk_bytes = 128 * kKi;
+    r.max_slots = kDeviceSlots;
+    const auto usual = plan_collective(t, 0, r)->digest;
+    r.paced_bytes = c.paced;
+    const auto p = plan_collective(t, 0, r);
+    SCOPED_TRACE(explain(*p, t));
+    EXPECT_NEAR(static_cast<double>(p->chunk), static_cast<double>(c.chunk), 256.0) << c.islands;
+    EXPECT_LE(p->chunks, 64u);
+    EXPECT_EQ(p->digest != usual, c.paced > 0) << "ranks that take other rates to be true must not meet";
+    Request v = request_of(Collective::AllGatherV, 0);
+    v.chunk_bytes = r.chunk_bytes;
+    const uint64_t sized_by_calls = plan_collective(t, 0, v)->chunk;
+    v.paced_bytes = c.paced;
+    EXPECT_EQ(plan_collective(t, 0, v)->chunk, sized_by_calls) << "nobody would bound their number";
+    const bool said = c.paced > 0 && c.paced < kMi && topology::has_devices(t);
+    EXPECT_EQ(explain(*p, t).find("the slowest bridge carries") != std::string::npos, said);
+  }
+}
+
 TEST(Plan, EmptyMessagesHaveNoSteps) {
   const auto p = plan_collective(world_of("aab"), 1, request_of(Collective::AllReduce, 0));
   EXPECT_TRUE(p->host.empty());

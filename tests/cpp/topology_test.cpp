@@ -158,6 +158,10 @@ TEST(Topology, WeightsAreTheSlowestRanksRatesTimesTheSizeRelativeToTheSlowestGro
   Topology by_memory = make_topology(ranks, Bridge::Auto);
   apply_profiles(by_memory);
   EXPECT_EQ(by_memory.weights, (std::vector<double>{1, 2, 1})) << "one host: the link is shared memory";
+  EXPECT_EQ(slowest_bridge(t), 1e9);
+  EXPECT_EQ(slowest_bridge(by_memory), 9e9);
+  ranks[3].rates = {};
+  EXPECT_EQ(slowest_bridge(make_topology(ranks, Bridge::Tcp)), 0) << "nobody knows it while a rank has no rate";
 }
 
 TEST(Topology, ADevicesRankCarriesWhatTheSlowestPartOfItsWayDoes) {

@@ -213,7 +213,7 @@ static void missing(const char *call) {
 
 /* Comes to the meeting of a root info as its only rank. 1: the meeting took it, so nobody had ended it. */
 static int goes_on(const char *root_info_file) {
-  void *library = dlopen("libisthmus.so.0", RTLD_LAZY | RTLD_NOLOAD), *meeting = NULL; /* the one that the door has opened */
+  void *library = dlopen("libisthmus.so.0.1", RTLD_LAZY | RTLD_NOLOAD), *meeting = NULL; /* the one that the door has opened */
   int (*join)(const char *, int, int, double, void **);
   int (*exchange)(void *, const void *, void *, size_t);
   const char *(*last_error)(void);
@@ -225,7 +225,7 @@ static int goes_on(const char *root_info_file) {
   snprintf(id_file, sizeof id_file, "%s", root_info_file);
   read_id(&id);
   strcpy(id_file, first);
-  if (!library) die("libisthmus.so.0 is not open", line_number);
+  if (!library) die("libisthmus.so.0.1 is not open", line_number);
   *(void **)&join = dlsym(library, "isthmus_meeting_join");
   *(void **)&exchange = dlsym(library, "isthmus_meeting_exchange");
   *(void **)&last_error = dlsym(library, "isthmus_last_error");

@@ -148,7 +148,7 @@ def test_without_a_setting_the_door_takes_the_file_that_the_program_asked_for(
 
 def test_libisthmus_gets_the_vendors_library(door: Door, opener: Path, tmp_path: Path) -> None:
     """It opens the library that serves its islands, by the path that it is told."""
-    ours = tmp_path / "libisthmus.so.0", tmp_path / "libisthmus.so"
+    ours = tmp_path / "libisthmus.so.0.1", tmp_path / "libisthmus.so"
     others = tmp_path / "libother.so", tmp_path / "libisthmus.sorry"
     for path in (*ours, *others):
         compile_c("-O2", "-DLIBRARY", "-shared", "-fPIC", HERE / "opener.c", "-o", path, "-ldl")

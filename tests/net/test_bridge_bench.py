@@ -107,7 +107,7 @@ def overlap(part: float, void: bool = False) -> dict[str, Any]:
 
 def behind(ratio: float, void: bool = False) -> dict[str, Any]:
     links = {"copy_out_gbps": 0.05, "copy_in_gbps": 0.05, "bridge_mbps": 50.0}
-    return {"fleet": "nvidia:1,amd:1", "links": links, "ratio": {"sixteen": ratio}, "void": void}
+    return {"fleet": "nvidia:1,amd:1", "links": links, "ratio": {"sixteen": ratio}, "void": {"sixteen": void}}
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,16 @@ def test_a_check_names_each_limit_that_is_not_kept_and_each_figure_that_nobody_k
     kept = {"rows": [row(**more) for more in rows], "overlap": overlap(**of_overlap), "behind": [behind(1.09)]}
     found = bridge.missed({**kept, "latency": latency(*of_latency)})
     assert len(found) == len(said) and all(words in line for words, line in zip(said, found, strict=True)), found
+
+
+def test_what_is_kept_was_measured_on_all_fleets_and_keeps_the_limits(bridge: ModuleType) -> None:
+    kept = json.loads((ROOT / "bench" / "results" / "bridge.json").read_text())
+    assert bridge.missed(kept) == []
+    assert kept["targets"] == bridge.TARGETS
+    rows = [(row["bridges"], row["collective"]) for row in kept["rows"]]
+    assert rows == [(name, collective) for name, fleet in bridge.FLEETS.items() for collective in fleet.collectives]
+    assert [(row["fleet"], row["links"]["copy_out_gbps"] * 1000) for row in kept["behind"]] == bridge.BEHIND_ROWS
+    assert all(row["right"] for row in (*kept["rows"], kept["overlap"], *kept["behind"], kept["latency"]))
 
 
 def test_a_check_judges_operations_behind_each_other(bridge: ModuleType) -> None:

@@ -62,6 +62,13 @@ def test_the_stubs_name_what_the_module_has() -> None:
     assert Path(isthmus.__file__).with_name("py.typed").exists()
 
 
+def test_the_stubs_take_an_async_op_that_is_a_variable() -> None:
+    text = (Path(isthmus.__file__).with_name("_core.pyi")).read_text()
+    kinds = ("Literal[False] = False", "Literal[True]", "bool")
+    named = [re.findall(rf"def (\w+)\([^)]*async_op: {re.escape(kind)}[,)]", text) for kind in kinds]
+    assert len(named[0]) == 16 and named[0] == named[1] == [name for name in named[2] if name != "group_end"]
+
+
 def test_every_public_thing_has_a_text() -> None:
     for name in isthmus.__all__:
         assert name == "ANY_SOURCE" or (getattr(isthmus, name).__doc__ or "").strip(), name

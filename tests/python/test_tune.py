@@ -194,6 +194,30 @@ def test_ranks_on_devices_and_on_the_host_share_a_message_by_their_profile(tmp_p
     assert results == [([1, 1.5], True, True, True)] * 2 + [([1, 1.5], True, False, True)]
 
 
+@pytest.mark.parametrize(("fleet", "least"), [("nvidia:2@a,amd:2@b", 256), ("nvidia:1@a,amd:1@b", 128)])
+def test_chunks_of_devices_are_as_short_as_a_slow_bridge_allows_and_right(tmp_path: Path, fleet: str, least: int) -> None:
+    """Of 4 MiB. What a bridge of 2 x 25 MB/s carries in a millisecond, a power of two, is less than the shortest chunk."""
+    copies = {f"{vendor}:0/{way}": 5e9 for vendor in ("cuda", "hip") for way in ("device_to_host", "host_to_device")}
+    slow = written(tmp_path / "slow", {**host_rates(25e6), **copies}, simulated=True)
+    fast = written(tmp_path / "fast", {**host_rates(5e9), **copies}, simulated=True)
+
+    def body(comm: isthmus.Comm) -> Any:
+        x = np.full(1 << 20, comm.rank + 1, np.float32)
+        OnDevice(comm).all_reduce(x)
+        assert (x == sum(range(1, comm.size + 1))).all()
+        said = comm.explain("all_reduce", nbytes=x.nbytes)
+        return said.data["chunk"], said.data["paced_bytes"], "the slowest bridge carries" in str(said)
+
+    usual = {chunk for chunk, paced, said in run_fleet(fleet, body, bridge="tcp") if paced is None and not said}
+    assert usual == {chunk for chunk, _, _ in run_fleet(fleet, body, bridge="tcp", env={"ISTHMUS_PROFILE": fast})}
+    far = run_fleet(fleet, body, bridge="tcp", env={"ISTHMUS_PROFILE": slow, "ISTHMUS_FAR_US": "1"})
+    assert usual == {chunk for chunk, paced, said in far if paced is None and not said}, "little would be under way"
+    near = {"ISTHMUS_PROFILE": slow, "ISTHMUS_FAR_US": "1000000"}
+    for chunk, paced, said in run_fleet(fleet, body, bridge="tcp", env=near):
+        assert least << 10 <= chunk <= (least << 10) + 4096 < min(usual)
+        assert paced == 16_384 * int(fleet[7]) and said
+
+
 def test_a_profile_that_one_rank_lacks_changes_nothing_and_is_said(processes: Run, tmp_path: Path) -> None:
     profiles = [written(tmp_path / "0", host_rates(9e9)), ""]
 

@@ -70,12 +70,16 @@ void share_no_memory(Making &m, Attempts &attempt) {
   attempt([&] { await_links(invitation, m.agreement, m.wiring.processes); });
 }
 
-void settle_terms(Making &m) {
+void settle_terms(Making &m, uint64_t far_us) {
   Terms &terms = m.terms;
   std::vector<int> members;
   for (const RankBlob &rank : m.agreement.ranks) members.push_back(rank.number.slot);
   terms.numbering = Numbering(std::move(members), m.agreement.ranks[0].number.slots);
   terms.choose_leader_bytes(m.agreement.ranks, m.map.topology);
+  // Of UCX nobody knows the round trip.
+  const bool ucx = m.agreement.carrier() == process::Carrier::Ucx && !m.wiring.all_share_memory;
+  const uint64_t round_trip_us = m.wiring.round_trip_us;
+  if (!ucx && (round_trip_us == 0 || round_trip_us < far_us)) terms.choose_pace(m.map.topology);
   terms.libraries = topology::has_libraries(m.map.topology);
   terms.devices = topology::has_devices(m.map.topology);
   const auto &infos = m.agreement.infos;
@@ -298,13 +302,12 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
   m.terms.eager_bytes = static_cast<uint64_t>(invitation.settings.integer(Setting::EagerBytes));
   m.terms.choose_chunk(m.context(), agreement.ranks, static_cast<uint64_t>(invitation.settings.integer(Setting::ChunkBytes)),
                        wiring.least_staging, wiring.all_share_memory ? m.most_sharing() : 1);
-  m.terms.choose_far(m.context(), invitation.name, wiring.round_trip_us,
-                     static_cast<uint64_t>(invitation.settings.integer(Setting::FarMicros)), wiring.least_staging,
-                     agreement.ranks);
+  const auto far_us = static_cast<uint64_t>(invitation.settings.integer(Setting::FarMicros));
+  m.terms.choose_far(m.context(), invitation.name, wiring.round_trip_us, far_us, wiring.least_staging, agreement.ranks);
   Attempts attempt(invitation);
   if (agreement.island) join_library(invitation, offer, agreement, m.terms, wiring, attempt);
   if (!wiring.all_share_memory) share_no_memory(m, attempt);
-  settle_terms(m);
+  settle_terms(m, far_us);
   Seat seat;
   Ring ring;
   attempt([&] {

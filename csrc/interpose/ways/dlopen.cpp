@@ -30,7 +30,7 @@ bool is_libisthmus(const void *caller) {
           const ElfW(Phdr) &p = object->dlpi_phdr[i];
           if (p.p_type != PT_LOAD || q->address - (object->dlpi_addr + p.p_vaddr) >= p.p_memsz) continue;
           const char *slash = strrchr(object->dlpi_name, '/');
-          constexpr char kName[] = "libisthmus.so";  // and its major version: libisthmus.so.0
+          constexpr char kName[] = "libisthmus.so";  // and its version: libisthmus.so.0.1
           constexpr size_t kLength = sizeof kName - 1;
           q->yes = slash && strncmp(slash + 1, kName, kLength) == 0 && (!slash[1 + kLength] || slash[1 + kLength] == '.');
           return 1;
