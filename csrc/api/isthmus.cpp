@@ -7,6 +7,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "base/fork.hpp"
@@ -86,8 +89,32 @@ isthmus_result failed(Code code, std::string text, std::vector<int> ranks = {}) 
   return static_cast<isthmus_result>(code);
 }
 
+// The end of a call. Where the interrupt check inside the call has destroyed a communicator to whose device the call gave work, it ends here: before,
+// this thread had what the end needs.
+class EndOfCall {
+ public:
+  EndOfCall() = default;
+  ~EndOfCall() {
+    if (!waiting_.empty()) end();
+  }
+  EndOfCall(const EndOfCall &) = delete;
+  EndOfCall &operator=(const EndOfCall &) = delete;
+  static void ends_behind(isthmus_comm_t comm, std::shared_ptr<Communicator> communicator) {
+    waiting_.push_back({comm, std::move(communicator)});
+  }
+
+ private:
+  struct Destroyed {
+    isthmus_comm_t comm;
+    std::shared_ptr<Communicator> communicator;
+  };
+  static void end() noexcept;
+  static thread_local std::vector<Destroyed> waiting_;
+};
+
 template <class F>
 isthmus_result guarded(F f) noexcept {
+  const EndOfCall end_of_call;
   try {
     return f();
   } catch (const i::Error &e) { return failed(e.code(), e.text(), e.ranks()); } catch (const std::bad_alloc &) {
@@ -156,6 +183,42 @@ class CallInside {
   static const char *text_of(Collective c) noexcept { return i::collective_name(c); }
   isthmus_comm_t comm_;
 };
+
+// Whether this thread is in a submission, inside which the program's interrupt check runs.
+bool submits_here(Communicator &communicator) noexcept {
+  const auto &core = communicator.local().core();
+  return core.collective_lock.held_here() || core.message_lock.held_here();
+}
+
+// The communicator's end, behind its operations. Calls of other threads are on their way out. Two kinds of call are not: a call of this thread (an
+// interrupt check or a callback inside the call has called destroy), and a call that is stuck in a vendor's library. Such a call lets go of the
+// communicator when the call ends.
+void end_communicator(isthmus_comm_t comm, Communicator &communicator) noexcept {
+  communicator.destroy();
+  const int64_t until = i::now_ns() + kInsideNs;
+  while (comm->inside.load(std::memory_order_seq_cst) != 0 && i::now_ns() < until) {
+    communicator.local().context().wake();
+    ::sched_yield();
+  }
+  comm->left.store(true, std::memory_order_seq_cst);
+  if (comm->inside.load(std::memory_order_seq_cst) == 0) CallInside::let_go(comm);
+}
+
+thread_local std::vector<EndOfCall::Destroyed> EndOfCall::waiting_;
+
+void EndOfCall::end() noexcept {
+  // One after the other: the end of one may call the program's check, which may destroy another.
+  for (size_t n = 0; n < waiting_.size();) {
+    if (submits_here(*waiting_[n].communicator)) {  // there is an outer call
+      ++n;
+      continue;
+    }
+    const Destroyed one = std::move(waiting_[n]);
+    waiting_.erase(waiting_.begin() + static_cast<ptrdiff_t>(n));
+    if (one.comm->birth.here()) end_communicator(one.comm, *one.communicator);
+    n = 0;
+  }
+}
 
 std::shared_ptr<Communicator> epoch_of(isthmus_comm_t comm) {
   const i::Lock lock(comm->swap);
@@ -249,6 +312,7 @@ void read_call(i::comm::CallRequest &r, const isthmus_call &given) {
 isthmus_result submit(isthmus_comm_t comm, i::comm::CallRequest &r, const isthmus_call *call, isthmus_work_t *work,
                       int *source = nullptr) noexcept {
   if (work) *work = nullptr;
+  const EndOfCall end_of_call;
   try {
     const bool blocking = !work && !i::comm::group_open();
     if (call) read_call(r, *call);
@@ -587,17 +651,12 @@ isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
     i::observe::settle_dumps(kDumpSeconds);
     const std::shared_ptr<Communicator> communicator = epoch_of(comm);
     i::observe::unwatch(*communicator);
-    communicator->destroy();
-    // Pending operations have ended, so calls of other threads are on their way out. Two kinds of call are not: a call of this thread (an
-    // interrupt check or a callback inside the call has called destroy), and a call that is stuck in a vendor's library. Such a call lets go
-    // of the communicator when the call ends.
-    const int64_t until = i::now_ns() + kInsideNs;
-    while (comm->inside.load(std::memory_order_seq_cst) != 0 && i::now_ns() < until) {
-      communicator->local().context().wake();
-      ::sched_yield();
+    if (submits_here(*communicator)) {
+      EndOfCall::ends_behind(comm, communicator);
+      communicator->abort("destroyed by the interrupt check of a call of this thread");
+    } else {
+      end_communicator(comm, *communicator);
     }
-    comm->left.store(true, std::memory_order_seq_cst);
-    if (comm->inside.load(std::memory_order_seq_cst) == 0) CallInside::let_go(comm);
     return ISTHMUS_OK;
   });
 }

@@ -6,6 +6,7 @@
 // made by a thread of the communicator, one at a time, while the calling thread waits for it. What has come for a receive without a stream
 // is copied in by the device worker.
 #include "engine/operation.hpp"
+#include "eventually.hpp"
 #include "fleet.hpp"
 #include "rehearsal_file.hpp"
 
@@ -644,6 +645,51 @@ TEST_P(WithoutGates, ACallbackWaitsForAReceiveOnAStreamAndOrdersOneThatHasBegun)
         isthmus_work_release(later);
       }
     if (stream) r.driver->end(stream);
+  });
+}
+
+// The check is the process's, and only this thread's call is meant.
+thread_local isthmus_comm_t doomed = nullptr;
+std::atomic<int> destroyed{-1};
+int destroys() {
+  if (isthmus_comm_t comm = std::exchange(doomed, nullptr)) destroyed = isthmus_comm_destroy(comm);
+  return 0;
+}
+
+// On rank 0 `call`, which gives the device work and waits for the other ranks, in vain. The check destroys the communicator meanwhile.
+void destroyed_meanwhile(const char *fleet, const std::string &settings, std::function<isthmus_result(FleetRank &)> call) {
+  FleetOptions options;
+  options.settings = settings;
+  destroyed = -1;
+  fly(fleet, options, [&](FleetRank &r) {
+    FLEET_MUST(r, isthmus_barrier(r.comm, nullptr, nullptr) == ISTHMUS_OK);
+    if (r.rank != 0) {
+      EXPECT_TRUE(eventually([&] { return isthmus_comm_error(r.comm) == ISTHMUS_ERR_ABORTED; }));
+      return;
+    }
+    isthmus_set_interrupt_check(destroys);
+    doomed = r.comm;
+    EXPECT_EQ(call(r), ISTHMUS_ERR_ABORTED) << isthmus_last_error();
+    isthmus_set_interrupt_check(nullptr);
+    EXPECT_EQ(destroyed.load(), ISTHMUS_OK);
+    EXPECT_EQ(isthmus_comm_rank(r.comm), -1) << "the communicator is destroyed";
+    r.comm = nullptr;
+  });
+}
+
+TEST(InterruptCheck, MayDestroyTheCommunicatorToWhoseDeviceTheThreadGivesWorkInTurnWithTheHost) {
+  destroyed_meanwhile("ascend:1,cpu:1", "", [](FleetRank &r) {
+    FleetMemory memory(r, 400);
+    return isthmus_all_reduce(r.comm, memory.at(0), memory.at(0), 100, kType, ISTHMUS_SUM, nullptr, nullptr);
+  });
+}
+
+TEST(InterruptCheck, MayDestroyTheCommunicatorForWhichTheThreadAgreesOnAMessageWithTheOtherSide) {
+  destroyed_meanwhile("nvidia:2", "GROUP_WAIT_MS=60000", [](FleetRank &r) {
+    FleetMemory memory(r, 400);
+    isthmus_group_begin();
+    EXPECT_EQ(isthmus_send(r.comm, memory.at(0), 100, kType, 1, 0, nullptr, nullptr), ISTHMUS_OK);
+    return isthmus_group_end(nullptr);
   });
 }
 

@@ -250,7 +250,9 @@ ISTHMUS_API isthmus_result isthmus_comm_agree(isthmus_comm_t comm, uint64_t *fla
  * which in this rank's place is what the call that failed had sent. */
 ISTHMUS_API isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int *ranks, int count, const void *send, void *recv,
                                                  size_t bytes, double timeout);
-/* Waits for pending operations up to the communicator's timeout, then frees. Not collective; never hangs. NULL is allowed. */
+/* Waits for pending operations up to the communicator's timeout, then frees. Not collective; never hangs. NULL is allowed. Where the interrupt
+ * check (isthmus_set_interrupt_check) calls it inside a call that gives work to a device of the communicator, it aborts the communicator and
+ * returns. That call ends in ISTHMUS_ERR_ABORTED, and the communicator is freed behind it. */
 ISTHMUS_API isthmus_result isthmus_comm_destroy(isthmus_comm_t comm);
 /* Local, idempotent, does not block: every pending and later operation on every rank ends in ISTHMUS_ERR_ABORTED. A call of another
  * thread of this rank that makes another communicator of it, and waits for other ranks, ends too, also where the communicator had failed
@@ -342,7 +344,7 @@ ISTHMUS_API size_t isthmus_dtype_size(isthmus_dtype dtype); /* bytes; 0 for a ba
 ISTHMUS_API const char *isthmus_dtype_name(isthmus_dtype dtype);
 ISTHMUS_API const char *isthmus_redop_name(isthmus_redop op);
 /* Called about every 50 ms by the thread that waits in a blocking call or isthmus_work_wait; not 0 ends the wait with
- * ISTHMUS_ERR_INTERRUPTED. For the whole process. */
+ * ISTHMUS_ERR_INTERRUPTED. For the whole process. It must not wait for a call of another thread on the same communicator. */
 ISTHMUS_API void isthmus_set_interrupt_check(int (*check)(void));
 
 /* ---- meetings: processes that have to agree on something before they know whether they form a communicator ------------- */
