@@ -250,9 +250,11 @@ ISTHMUS_API isthmus_result isthmus_comm_agree(isthmus_comm_t comm, uint64_t *fla
  * which in this rank's place is what the call that failed had sent. */
 ISTHMUS_API isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int *ranks, int count, const void *send, void *recv,
                                                  size_t bytes, double timeout);
-/* Waits for pending operations up to the communicator's timeout, then frees. Not collective; never hangs. NULL is allowed. Where the interrupt
- * check (isthmus_set_interrupt_check) calls it inside a call that gives work to a device of the communicator, it aborts the communicator and
- * returns. That call ends in ISTHMUS_ERR_ABORTED, and the communicator is freed behind it. */
+/* Waits for pending operations up to the communicator's timeout, then frees. Not collective; never hangs, but see below. NULL is allowed.
+ * In the interrupt check (isthmus_set_interrupt_check) call isthmus_comm_abort, and destroy when the interrupted call has returned. Where the
+ * check calls destroy while that call gives work to a device of the communicator, destroy aborts it and returns, its operations end in
+ * ISTHMUS_ERR_ABORTED, and it is freed behind the call. Where that call still waits for a group of another communicator on the same device,
+ * a destroy in the check does not return. */
 ISTHMUS_API isthmus_result isthmus_comm_destroy(isthmus_comm_t comm);
 /* Local, idempotent, does not block: every pending and later operation on every rank ends in ISTHMUS_ERR_ABORTED. A call of another
  * thread of this rank that makes another communicator of it, and waits for other ranks, ends too, also where the communicator had failed
