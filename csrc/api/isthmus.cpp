@@ -2,15 +2,13 @@
 // leaves the text of a failure for isthmus_last_error().
 #include "isthmus/isthmus.h"
 
-#include <sched.h>
-
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "api/call.hpp"
 #include "base/clock.hpp"
 #include "base/fork.hpp"
 #include "base/log.hpp"
@@ -32,6 +30,13 @@
 namespace i = isthmus;
 using i::Code;
 using i::Collective;
+using i::api::CallHere;
+using i::api::CallInside;
+using i::api::EndOfCall;
+using i::api::epoch_of;
+using i::api::failed;
+using i::api::go_over;
+using i::api::guarded;
 using i::comm::Communicator;
 using i::engine::Operation;
 using i::engine::OperationPool;
@@ -43,18 +48,6 @@ static_assert(static_cast<int>(Code::Forked) == ISTHMUS_ERR_FORKED &&
 static_assert(static_cast<int>(Code::Device) == ISTHMUS_ERR_DEVICE && i::kLastCode == Code::Device);
 static_assert(i::kDTypeCount == ISTHMUS_DTYPE_COUNT && static_cast<int>(i::DType::Complex128) == ISTHMUS_COMPLEX128);
 static_assert(i::kRedOpCount == ISTHMUS_REDOP_COUNT && static_cast<int>(i::RedOp::PremulSum) == ISTHMUS_PREMUL_SUM);
-
-// A handle is small, and stays valid memory after destroy. So a use after destroy is an error and not a crash.
-struct isthmus_comm {
-  std::shared_ptr<Communicator> communicator;  // null once destroyed and left by all
-  std::atomic<bool> destroyed{false};
-  std::atomic<uint32_t> inside{0};  // calls that use the communicator just now
-  std::atomic<bool> left{false};    // destroy waits no longer for those calls: the last of them lets go of the communicator
-  std::atomic<bool> changing{false};  // its communicator is about to be another one (reconfigure)
-  i::Mutex swap;                      // guards `communicator` where a call does not wait for reconfigure: abort, destroy
-  isthmus_comm *next = nullptr;       // in the list of destroyed handles
-  const i::Birth birth;
-};
 
 struct isthmus_meeting {
   std::unique_ptr<i::bootstrap::Exchange> exchange;
@@ -70,172 +63,13 @@ struct isthmus_meeting {
 
 namespace {
 
-constexpr int64_t kInsideNs = 2'000'000'000;  // for so long destroy and reconfigure wait for calls of other threads
-
-constexpr double kDumpSeconds =
-    2;  // for so long a flight record that is wanted may hold up destroy; unwatch() has a bound of its own
-
 constexpr std::size_t kMembersBytes = 1024;  // of isthmus_options.members
-
-// Destroyed handles: some bytes each, kept on purpose (see above).
-std::atomic<isthmus_comm *> destroyed_handles{nullptr};
-
-thread_local std::string last_error;
-thread_local std::vector<int> last_ranks;
-
-isthmus_result failed(Code code, std::string text, std::vector<int> ranks = {}) noexcept {
-  last_error = std::move(text);
-  last_ranks = std::move(ranks);
-  return static_cast<isthmus_result>(code);
-}
-
-// The end of a call. Where the interrupt check inside the call has destroyed a communicator to whose device the call gave work, it ends here: before,
-// this thread had what the end needs.
-class EndOfCall {
- public:
-  EndOfCall() = default;
-  ~EndOfCall() {
-    if (!waiting_.empty()) end();
-  }
-  EndOfCall(const EndOfCall &) = delete;
-  EndOfCall &operator=(const EndOfCall &) = delete;
-  static void ends_behind(isthmus_comm_t comm, std::shared_ptr<Communicator> communicator) {
-    waiting_.push_back({comm, std::move(communicator)});
-  }
-
- private:
-  struct Destroyed {
-    isthmus_comm_t comm;
-    std::shared_ptr<Communicator> communicator;
-  };
-  static void end() noexcept;
-  static thread_local std::vector<Destroyed> waiting_;
-};
-
-template <class F>
-isthmus_result guarded(F f) noexcept {
-  const EndOfCall end_of_call;
-  try {
-    return f();
-  } catch (const i::Error &e) { return failed(e.code(), e.text(), e.ranks()); } catch (const std::bad_alloc &) {
-    return failed(Code::Resource, "out of memory");
-  } catch (const std::exception &e) { return failed(Code::Internal, e.what()); } catch (...) {
-    return failed(Code::Internal, "unknown exception");
-  }
-}
-
-// A call inside a communicator. While there is such a call, destroy does not let go of the communicator. The two threads meet so:
-//
-//   a call    inside += 1 | destroyed? no: goes on ... inside -= 1 | left, and inside is 0? lets go
-//                         |
-//   destroy               | destroyed = true ... waits for inside == 0, at most 2 s | left = true | inside is 0? lets go
-//
-// All these accesses are sequentially consistent. So the call sees `destroyed`, or destroy sees the call. Exactly one thread lets go: the one that
-// takes `left` back.
-class CallInside {
- public:
-  // `what`: the name of the call, or the collective of the call.
-  template <class What = const char *>
-  explicit CallInside(isthmus_comm_t comm, What what = "this call") : comm_(comm) {
-    if (!comm) i::fail(Code::Argument, "the communicator is NULL");
-    if (!comm->birth.here()) forked(comm, text_of(what));
-    comm->inside.fetch_add(1, std::memory_order_seq_cst);
-    const bool destroyed = comm->destroyed.load(std::memory_order_seq_cst);
-    if (!destroyed && !comm->changing.load(std::memory_order_seq_cst)) return;
-    if (comm->inside.fetch_sub(1, std::memory_order_seq_cst) == 1) let_go(comm);
-    if (destroyed) i::fail(Code::Argument, "the communicator was destroyed");
-    i::fail(Code::Argument, "{}: another thread is in isthmus_comm_reconfigure on this communicator: wait for its end",
-            text_of(what));
-  }
-  ~CallInside() {
-    if (comm_->inside.fetch_sub(1, std::memory_order_seq_cst) == 1) let_go(comm_);
-  }
-  // In a forked child nothing of the handle changes, so `destroyed` says what the handle was at the fork.
-  [[noreturn]] static void forked(isthmus_comm_t comm, const char *what) {
-    if (!comm->destroyed.load(std::memory_order_seq_cst)) comm->communicator->check_ours(what);
-    i::fail(Code::Argument, "the communicator was destroyed");
-  }
-  static void let_go(isthmus_comm_t comm) noexcept {
-    if (!comm->left.load(std::memory_order_seq_cst) || !comm->left.exchange(false)) return;
-    const i::Lock lock(comm->swap);
-    comm->communicator.reset();
-  }
-  CallInside(const CallInside &) = delete;
-  CallInside &operator=(const CallInside &) = delete;
-  // From here on no call but abort, revoke and destroy comes in, until the end of this one. Waits for those that are inside.
-  void close() const {
-    if (comm_->changing.exchange(true, std::memory_order_seq_cst))
-      i::fail(Code::Argument, "reconfigure: another thread is in it on this communicator: wait for its end");
-    for (i::SeenTime waited; comm_->inside.load(std::memory_order_seq_cst) != 1;) {
-      if (waited.look(i::now_ns()) > kInsideNs) {
-        open();
-        i::fail(Code::Argument, "reconfigure: another thread is in a call on this communicator: wait for its end");
-      }
-      ::sched_yield();
-    }
-  }
-  void open() const noexcept { comm_->changing.store(false, std::memory_order_seq_cst); }
-  Communicator *operator->() const noexcept { return comm_->communicator.get(); }
-  Communicator &operator*() const noexcept { return *comm_->communicator; }
-
- private:
-  static const char *text_of(const char *what) noexcept { return what; }
-  static const char *text_of(Collective c) noexcept { return i::collective_name(c); }
-  isthmus_comm_t comm_;
-};
-
-// Whether this thread is in a submission, inside which the program's interrupt check runs.
-bool submits_here(Communicator &communicator) noexcept {
-  const auto &core = communicator.local().core();
-  return core.collective_lock.held_here() || core.message_lock.held_here();
-}
-
-// The communicator's end, behind its operations. Calls of other threads are on their way out. Two kinds of call are not: a call of this thread (an
-// interrupt check or a callback inside the call has called destroy), and a call that is stuck in a vendor's library. Such a call lets go of the
-// communicator when the call ends.
-void end_communicator(isthmus_comm_t comm, Communicator &communicator) noexcept {
-  communicator.destroy();
-  const int64_t until = i::now_ns() + kInsideNs;
-  while (comm->inside.load(std::memory_order_seq_cst) != 0 && i::now_ns() < until) {
-    communicator.local().context().wake();
-    ::sched_yield();
-  }
-  comm->left.store(true, std::memory_order_seq_cst);
-  if (comm->inside.load(std::memory_order_seq_cst) == 0) CallInside::let_go(comm);
-}
-
-thread_local std::vector<EndOfCall::Destroyed> EndOfCall::waiting_;
-
-void EndOfCall::end() noexcept {
-  // One after the other: the end of one may call the program's check, which may destroy another.
-  for (size_t n = 0; n < waiting_.size();) {
-    if (submits_here(*waiting_[n].communicator)) {  // there is an outer call
-      ++n;
-      continue;
-    }
-    const Destroyed one = std::move(waiting_[n]);
-    waiting_.erase(waiting_.begin() + static_cast<ptrdiff_t>(n));
-    if (one.comm->birth.here()) end_communicator(one.comm, *one.communicator);
-    n = 0;
-  }
-}
-
-std::shared_ptr<Communicator> epoch_of(isthmus_comm_t comm) {
-  const i::Lock lock(comm->swap);
-  return comm->communicator;
-}
 
 // Aborts the epoch there is while another thread is in isthmus_comm_reconfigure, which then waits no longer for operations. False: none is.
 bool abort_meanwhile(isthmus_comm_t comm, const char *reason, Communicator::Words words) {
   if (!comm || !comm->birth.here() || !comm->changing.load(std::memory_order_seq_cst)) return false;
   if (const auto epoch = epoch_of(comm)) epoch->abort(reason ? reason : "", words);
   return true;
-}
-
-// The old epoch.
-std::shared_ptr<Communicator> go_over(isthmus_comm_t comm, std::shared_ptr<Communicator> epoch) {
-  const i::Lock lock(comm->swap);
-  return std::exchange(comm->communicator, std::move(epoch));
 }
 
 Operation *op_of(isthmus_work_t work) { return reinterpret_cast<Operation *>(work); }
@@ -435,7 +269,7 @@ isthmus_result reconfigure(isthmus_comm_t comm, const int *excluded, int count, 
         i::comm::by_slots(inside->terms().numbering, [&] { return i::comm::reconfigure(*inside, request); });
     i::observe::watch(made.epoch);
     const std::shared_ptr<Communicator> old = go_over(comm, made.epoch);
-    i::observe::settle_dumps(kDumpSeconds);
+    i::api::settle_dumps();
     i::observe::unwatch(*old);
     old->destroy();
     if (comm->destroyed.load(std::memory_order_seq_cst)) {  // meanwhile, and perhaps it was the old epoch that destroy saw
@@ -457,8 +291,9 @@ extern "C" {
 const char *isthmus_version(void) {
   return ISTHMUS_TEXT(ISTHMUS_VERSION_MAJOR) "." ISTHMUS_TEXT(ISTHMUS_VERSION_MINOR) "." ISTHMUS_TEXT(ISTHMUS_VERSION_PATCH);
 }
-const char *isthmus_last_error(void) { return last_error.c_str(); }
+const char *isthmus_last_error(void) { return i::api::last_error().c_str(); }
 int isthmus_last_error_ranks(int *ranks, int most) {
+  const std::vector<int> &last_ranks = i::api::last_error_ranks();
   for (int n = 0; ranks && n < most && n < static_cast<int>(last_ranks.size()); ++n)
     ranks[n] = last_ranks[static_cast<size_t>(n)];
   return static_cast<int>(last_ranks.size());
@@ -470,10 +305,7 @@ size_t isthmus_dtype_size(isthmus_dtype t) {
 }
 const char *isthmus_dtype_name(isthmus_dtype t) { return i::dtype_name(static_cast<i::DType>(t)); }
 const char *isthmus_redop_name(isthmus_redop op) { return i::redop_name(static_cast<i::RedOp>(op)); }
-void isthmus_set_interrupt_check(int (*check)(void)) {
-  i::engine::set_interrupt_check(check);
-  i::net::set_interrupt_check(check);
-}
+void isthmus_set_interrupt_check(int (*check)(void)) { i::net::set_interrupt_check(check); }
 
 isthmus_result isthmus_unique_id_create(isthmus_unique_id *id) {
   return guarded([&] {
@@ -645,18 +477,7 @@ isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
   return guarded([&] {
     if (!comm) return ISTHMUS_OK;
     if (!comm->birth.here()) return ISTHMUS_OK;  // the parent's; nothing of the communicator exists here
-    if (comm->destroyed.exchange(true)) i::fail(Code::Argument, "the communicator was destroyed already");
-    comm->next = destroyed_handles.load(std::memory_order_relaxed);
-    while (!destroyed_handles.compare_exchange_weak(comm->next, comm, std::memory_order_release)) {}
-    i::observe::settle_dumps(kDumpSeconds);
-    const std::shared_ptr<Communicator> communicator = epoch_of(comm);
-    i::observe::unwatch(*communicator);
-    if (submits_here(*communicator)) {
-      EndOfCall::ends_behind(comm, communicator);
-      communicator->abort("destroyed by the interrupt check of a call of this thread");
-    } else {
-      end_communicator(comm, *communicator);
-    }
+    i::api::destroy(comm);
     return ISTHMUS_OK;
   });
 }
@@ -1153,6 +974,7 @@ isthmus_result isthmus_group_end(isthmus_work_t *work) {
       *work = reinterpret_cast<isthmus_work_t>(parent);
       return ISTHMUS_OK;
     }
+    const CallHere here(parent->core);
     if (parent->rank) parent->rank->driver().wait(parent, INT64_MAX);
     const isthmus_result r = result_of(parent);
     OperationPool::instance().release(parent);
@@ -1170,6 +992,7 @@ isthmus_result isthmus_work_wait(isthmus_work_t work, double timeout) {
     if (!op->over()) {
       check_ours(op, "wait");
       if (!op->rank) i::fail(Code::Argument, "wait: the operation is in a group that has not ended");
+      const CallHere here(op->core);
       if (!op->rank->driver().wait(op, until))
         i::fail(Code::Timeout, "wait: the operation is still running after {:g} s: {}", timeout, op->core->describe(*op));
     }
@@ -1226,6 +1049,7 @@ isthmus_result isthmus_work_order(isthmus_work_t work, void *stream) {
     if (!op->rank && !op->over()) i::fail(Code::Argument, "work_order: the operation is in a group that has not ended");
     check_ours(op, "work_order");
     if (!op->over() && op->call.order_later) {
+      const CallHere here(op->core);
       if (op->is_p2p()) op->rank->messages().streams().order(op, stream);
       else i::collective::order_behind(*op->core, op->rank->collectives().device(), op, stream);
     }

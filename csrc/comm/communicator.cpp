@@ -5,6 +5,7 @@
 #include "comm/abort_watch.hpp"
 #include "comm/join/seat.hpp"
 #include "comm/launcher.hpp"
+#include "net/wait.hpp"
 #include "nlohmann/json.hpp"
 
 namespace isthmus::comm {
@@ -108,7 +109,7 @@ void take_turn(Mutex &split_mutex, Communicator &of, const char *call, Deadline 
   const std::string name = formatted("{} of '{}' on rank {}", call, of.name(), own_slot(of));
   for (bool mine = split_mutex.try_lock(); !mine;) {
     watch.look(name);
-    if (engine::interrupt_wanted()) fail(Code::Interrupted, "{}: interrupted while another thread was in such a call", name);
+    if (net::interrupt_wanted()) fail(Code::Interrupted, "{}: interrupted while another thread was in such a call", name);
     if (deadline.passed())
       fail(Code::Timeout,
            "{}: another thread of this rank is in split, shrink, grow, reconfigure or an operation with commit, and one "

@@ -137,6 +137,8 @@ void take_turn(Mutex &split_mutex, Communicator &of, const char *call, Deadline 
 // ---- groups (per thread) ---------------------------------------------------------------------------------------------------------------
 void group_begin();
 bool group_open() noexcept;
+// A group of this thread is about to end, in which the communicator has an operation.
+bool group_ends_here(const Communicator &communicator) noexcept;
 void group_add(std::shared_ptr<Communicator> comm, engine::Operation *op);  // takes the reference of the group's submission
 void group_fail(const Error &error) noexcept;
 // Submits the operations of the group, and returns their parent, with one reference, the caller's. nullptr: the group that ends is inside another

@@ -15,6 +15,18 @@ struct OpenGroup {
   Status failure;
 };
 thread_local OpenGroup group;
+thread_local std::vector<engine::Operation *> messages_of_group;  // room for a list
+// The groups of this thread that end just now, the innermost first.
+struct EndingGroup {
+  const OpenGroup::Operations &ops;
+  const EndingGroup *const outer = std::exchange(innermost, this);
+  explicit EndingGroup(const OpenGroup::Operations &of) noexcept : ops(of) {}
+  EndingGroup(const EndingGroup &) = delete;
+  EndingGroup &operator=(const EndingGroup &) = delete;
+  ~EndingGroup() { innermost = outer; }
+  static thread_local const EndingGroup *innermost;
+};
+thread_local const EndingGroup *EndingGroup::innermost = nullptr;
 // In a forked child: an open group is the parent's, and the child lets go of nothing that the group holds.
 const InChild forgets_group([](void *) noexcept {
   if (group.depth > 0) ::new (&group) OpenGroup;
@@ -22,9 +34,16 @@ const InChild forgets_group([](void *) noexcept {
 
 // The messages of a group whose messages are all of one communicator. Of several, each would wait in turn for other ranks' groups.
 void by_library(const OpenGroup::Operations &ops) {
-  thread_local std::vector<engine::Operation *> messages;
+  // Taken out as the list of group_end(): while these are agreed on, the program's interrupt check may open a group.
+  std::vector<engine::Operation *> messages = std::move(messages_of_group);
+  struct Restore {
+    std::vector<engine::Operation *> &list;
+    ~Restore() {
+      list.clear();
+      messages_of_group = std::move(list);
+    }
+  } const restore{messages};
   rank::Rank *one = nullptr;
-  messages.clear();
   for (const auto &[comm, op] : ops) {
     if (!op->is_p2p()) continue;
     if (one && one != &comm->local()) return;
@@ -38,6 +57,13 @@ void by_library(const OpenGroup::Operations &ops) {
 
 void group_begin() { ++group.depth; }
 bool group_open() noexcept { return group.depth > 0; }
+
+bool group_ends_here(const Communicator &communicator) noexcept {
+  for (const EndingGroup *ends = EndingGroup::innermost; ends; ends = ends->outer)
+    for (const auto &[comm, op] : ends->ops)
+      if (comm.get() == &communicator) return true;
+  return false;
+}
 
 void group_add(std::shared_ptr<Communicator> comm, engine::Operation *op) {
   engine::OperationPool::retain(op);
@@ -60,6 +86,7 @@ engine::Operation *group_end(bool waits) {
       if (group.ops.empty()) group.ops = std::move(list);
     }
   } restore{ops};
+  const EndingGroup ends(ops);
   Status failure = std::exchange(group.failure, {});
   // Before anything is submitted: a stream may wait for what the group is about to do.
   try {

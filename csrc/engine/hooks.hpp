@@ -3,10 +3,6 @@
 
 namespace isthmus::engine {
 
-// A thread that waits asks `check` now and then. Not 0: the program wants to stop (a signal in Python). Null: nothing is asked.
-void set_interrupt_check(int (*check)()) noexcept;
-bool interrupt_wanted() noexcept;
-
 // `hook` is called, on any thread, where an operation has met its deadline, on this rank or another. `hook` must be short. Null: nothing is called.
 void set_late_hook(void (*hook)()) noexcept;
 void call_late_hook() noexcept;

@@ -2,6 +2,7 @@
 
 #include "base/assert.hpp"
 #include "base/log.hpp"
+#include "net/wait.hpp"
 #include "process/control_wire.hpp"
 #include "engine/operation_text.hpp"
 
@@ -89,7 +90,7 @@ void RankCore::not_submitted(const Operation &op, const Error &e) noexcept {
 }
 
 void RankCore::ask_for_interrupt() noexcept {
-  if (interrupt_wanted())
+  if (net::interrupt_wanted())
     fail(Code::Interrupted, formatted("interrupted on {} while it waited", id.text(id.rank)), Tell::Peers);
 }
 

@@ -16,7 +16,6 @@ void SubmitLock::give(device::VendorCall *outer) noexcept {
     if (runtime_) runtime_->came_back(device_);
     vendor_call_.state.store(device::VendorCall::kOut, std::memory_order_release);
   }
-  holder_.store({}, std::memory_order_relaxed);
   state_.exchange(kFree, std::memory_order_seq_cst);
   if (waiters_.load(std::memory_order_seq_cst) == 0) return;
   { const Lock lock(mutex_); }  // a thread that looked and is about to sleep, sleeps by now

@@ -26,7 +26,6 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "base/lock.hpp"
@@ -87,7 +86,6 @@ class SubmitLock {
   // holder comes back. `who` is for the log. `runtime` is told, where there is one. One thread at a time asks.
   bool leave_behind(int64_t now_ns, const std::string &who, device::Runtime *runtime, int device) noexcept;
   bool left() const noexcept { return vendor_call_.left(); }
-  bool held_here() const noexcept { return holder_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
   // The call in which the holder is, for people. Empty: the holder is in no call.
   std::string call() const;
   // Calls `late` with the operation that is submitted just now, where the operation's deadline has passed and its thread is in a call.
@@ -104,13 +102,11 @@ class SubmitLock {
       const Lock lock(op_lock_);
       op_ = op;
     }
-    holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     return {this, std::exchange(device::vendor_call_here, &vendor_call_)};
   }
   void give(device::VendorCall *outer) noexcept;
 
   std::atomic<uint32_t> state_{kFree}, waiters_{0};
-  std::atomic<std::thread::id> holder_{};
   Mutex mutex_;
   Condition given_;
   device::VendorCall vendor_call_;

@@ -12,9 +12,35 @@ namespace {
 std::atomic<int (*)()> g_check{nullptr};
 constexpr int kSliceMs = 50;
 thread_local const ThreadsOwnCheck *own_check = nullptr;
+
+// The check that this thread is in.
+struct InCheck {
+  InCheck *const outer = std::exchange(here, this);
+  bool ends = false;
+  InCheck() = default;
+  InCheck(const InCheck &) = delete;
+  InCheck &operator=(const InCheck &) = delete;
+  ~InCheck() { here = outer; }
+  static thread_local InCheck *here;
+};
+thread_local InCheck *InCheck::here = nullptr;
+
 }  // namespace
 
 void set_interrupt_check(int (*check)()) noexcept { g_check.store(check, std::memory_order_release); }
+
+bool interrupt_wanted() noexcept {
+  auto *const check = g_check.load(std::memory_order_acquire);
+  if (!check) return false;
+  const InCheck asking;
+  return check() != 0 || asking.ends;
+}
+
+bool in_interrupt_check() noexcept { return InCheck::here != nullptr; }
+
+void end_this_wait() noexcept {
+  if (InCheck::here) InCheck::here->ends = true;
+}
 
 ThreadsOwnCheck::ThreadsOwnCheck(std::function<void()> check) : check_(std::move(check)), before_(own_check) {
   own_check = this;
@@ -24,8 +50,7 @@ ThreadsOwnCheck::~ThreadsOwnCheck() { own_check = before_; }
 
 void check_interrupt() {
   if (own_check) own_check->check_();
-  const auto check = g_check.load(std::memory_order_acquire);
-  if (check && check() != 0) fail(Code::Interrupted, "interrupted while waiting for other processes");
+  if (interrupt_wanted()) fail(Code::Interrupted, "interrupted while waiting for other processes");
 }
 
 int wait_events(std::span<pollfd> fds, Deadline deadline) {

@@ -13,10 +13,13 @@
 
 namespace isthmus::net {
 
-// Threads that wait in the functions below call `check` about every 50 ms. A result that is not 0 makes the wait throw Error(Interrupted).
-// The check is the whole process's; nullptr: there is none.
+// Threads that wait for a caller ask `check` about every 50 ms. Not 0: the program wants the wait to end (a signal in Python). The check is the whole
+// process's; nullptr: there is none.
 void set_interrupt_check(int (*check)()) noexcept;
-void check_interrupt();  // throws Error(Interrupted) where the check says so, and what the thread's own one throws
+bool interrupt_wanted() noexcept;  // asks the check
+void check_interrupt();            // throws Error(Interrupted) where the check says so, and what the thread's own one throws
+bool in_interrupt_check() noexcept;  // of this thread
+void end_this_wait() noexcept;       // in the check: the wait that asks ends, whatever the check says
 
 // A check of the thread that makes it, as long as it lives: for a thread that works for another one, on which alone the process's check answers.
 // check_interrupt() calls it first, and lets pass what it throws.

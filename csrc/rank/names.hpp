@@ -24,7 +24,6 @@ using engine::DeviceHealth;
 using engine::DeviceStreams;
 using engine::Failure;
 using engine::Identity;
-using engine::interrupt_wanted;
 using engine::Lateness;
 using engine::LeaveBody;
 using engine::Leaving;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/clock.hpp"
+#include "net/wait.hpp"
 #include "process/control_wire.hpp"
 
 namespace isthmus::rank {
@@ -105,7 +106,7 @@ Verdict RankAgreement::agree(uint64_t flags, const std::vector<int> &suspects, b
     if (!first) {
       lock.unlock();
       const Status over = ended ? ended() : Status();
-      const bool wanted = interrupt_wanted();
+      const bool wanted = net::interrupt_wanted();
       lock.lock();
       if (!over.ok()) throw Error(over.code, formatted("{}: {}", name(number), over.text));
       if (wanted) fail(Code::Interrupted, "{}: interrupted", name(number));

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/clock.hpp"
+#include "net/wait.hpp"
 #include "net/wire.hpp"
 
 namespace isthmus::rank {
@@ -176,7 +177,8 @@ void RankExchange::check_goes_on(const Gather &gather, int q) {
   }
   if (core_.left()) fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", gather.name());
   if (aborts() != gather.aborts) fail(Code::Aborted, "{}: the communicator was aborted here meanwhile", gather.name());
-  if (interrupt_wanted()) fail(Code::Interrupted, "{}: interrupted while it waited for {}", gather.name(), core_.id.text(q));
+  if (net::interrupt_wanted())
+    fail(Code::Interrupted, "{}: interrupted while it waited for {}", gather.name(), core_.id.text(q));
 }
 
 // On the lowest rank: what the next one contributes.

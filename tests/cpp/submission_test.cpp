@@ -656,10 +656,23 @@ int destroys() {
   return 0;
 }
 
-// On rank 0 `call`, which gives the device work and waits for the other ranks, in vain. The check destroys the communicator meanwhile.
-void destroyed_meanwhile(const char *fleet, const std::string &settings, std::function<isthmus_result(FleetRank &)> call) {
+// Of this process.
+int communicators() {
+  char *json = nullptr;
+  EXPECT_EQ(isthmus_context_stats(&json), ISTHMUS_OK);
+  const std::string text = json;
+  isthmus_free(json);
+  const std::string key = "\"communicators\": ";
+  const size_t at = text.find(key);
+  return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + key.size());  // the last one may end the context
+}
+
+// On rank 0 `call`, which waits for the other ranks in vain. The check destroys the communicator meanwhile.
+void destroyed_meanwhile(const char *fleet, const std::string &settings, std::function<isthmus_result(FleetRank &)> call,
+                         isthmus_result end = ISTHMUS_ERR_ABORTED) {
   FleetOptions options;
   options.settings = settings;
+  options.timeout = 20 * soon();  // longer than the test may take
   destroyed = -1;
   fly(fleet, options, [&](FleetRank &r) {
     FLEET_MUST(r, isthmus_barrier(r.comm, nullptr, nullptr) == ISTHMUS_OK);
@@ -669,7 +682,9 @@ void destroyed_meanwhile(const char *fleet, const std::string &settings, std::fu
     }
     isthmus_set_interrupt_check(destroys);
     doomed = r.comm;
-    EXPECT_EQ(call(r), ISTHMUS_ERR_ABORTED) << isthmus_last_error();
+    const int before = communicators();
+    EXPECT_EQ(call(r), end) << isthmus_last_error();
+    EXPECT_LT(communicators(), before) << "it is freed behind the call";
     isthmus_set_interrupt_check(nullptr);
     EXPECT_EQ(destroyed.load(), ISTHMUS_OK);
     EXPECT_EQ(isthmus_comm_rank(r.comm), -1) << "the communicator is destroyed";
@@ -677,11 +692,13 @@ void destroyed_meanwhile(const char *fleet, const std::string &settings, std::fu
   });
 }
 
+isthmus_result blocking_all_reduce(FleetRank &r) {
+  FleetMemory memory(r, 400);
+  return isthmus_all_reduce(r.comm, memory.at(0), memory.at(0), 100, kType, ISTHMUS_SUM, nullptr, nullptr);
+}
+
 TEST(InterruptCheck, MayDestroyTheCommunicatorToWhoseDeviceTheThreadGivesWorkInTurnWithTheHost) {
-  destroyed_meanwhile("ascend:1,cpu:1", "", [](FleetRank &r) {
-    FleetMemory memory(r, 400);
-    return isthmus_all_reduce(r.comm, memory.at(0), memory.at(0), 100, kType, ISTHMUS_SUM, nullptr, nullptr);
-  });
+  destroyed_meanwhile("ascend:1,cpu:1", "", blocking_all_reduce);
 }
 
 TEST(InterruptCheck, MayDestroyTheCommunicatorForWhichTheThreadAgreesOnAMessageWithTheOtherSide) {
@@ -690,6 +707,100 @@ TEST(InterruptCheck, MayDestroyTheCommunicatorForWhichTheThreadAgreesOnAMessageW
     isthmus_group_begin();
     EXPECT_EQ(isthmus_send(r.comm, memory.at(0), 100, kType, 1, 0, nullptr, nullptr), ISTHMUS_OK);
     return isthmus_group_end(nullptr);
+  });
+}
+
+TEST(InterruptCheck, MayDestroyTheCommunicatorForWhoseCollectiveTheThreadWaits) {
+  for (const char *fleet : {"cpu:2", "nvidia:1,cpu:1"}) destroyed_meanwhile(fleet, "", blocking_all_reduce);
+}
+
+TEST(InterruptCheck, MayDestroyTheCommunicatorForWhoseWorkTheThreadWaits) {
+  destroyed_meanwhile("cpu:2", "", [](FleetRank &r) {
+    float value = 1;
+    isthmus_work_t work = nullptr;
+    FLEET_MUST(r, isthmus_all_reduce(r.comm, &value, &value, 1, kType, ISTHMUS_SUM, nullptr, &work) == ISTHMUS_OK);
+    const isthmus_result end = isthmus_work_wait(work, 0);
+    isthmus_work_release(work);
+    return end;
+  });
+}
+
+TEST(InterruptCheck, MayDestroyTheCommunicatorForWhoseGroupTheThreadWaits) {
+  destroyed_meanwhile("cpu:2", "", [](FleetRank &r) {
+    float value = 1;
+    isthmus_group_begin();
+    FLEET_MUST(r, isthmus_all_reduce(r.comm, &value, &value, 1, kType, ISTHMUS_SUM, nullptr, nullptr) == ISTHMUS_OK);
+    return isthmus_group_end(nullptr);
+  });
+}
+
+TEST(InterruptCheck, MayDestroyTheCommunicatorWhoseRanksTheThreadAsksToAgree) {
+  destroyed_meanwhile(
+      "cpu:2", "",
+      [](FleetRank &r) {
+        uint64_t flags = 1;
+        uint8_t out[2] = {};
+        return isthmus_comm_agree(r.comm, &flags, out, 0, 0);
+      },
+      ISTHMUS_ERR_INTERRUPTED);
+}
+
+TEST(InterruptCheck, MayDestroyTheCommunicatorOfWhichTheThreadMakesAnother) {
+  destroyed_meanwhile("cpu:2", "", [](FleetRank &r) {
+    isthmus_comm_t part = nullptr;
+    return isthmus_comm_split(r.comm, 0, 0, nullptr, &part);
+  });
+}
+
+// A group of the communicator that is kept settles a message with the library of the device, and meanwhile nothing of the other one may begin there
+// that waits for a rank.
+std::atomic<bool> settles{false};
+thread_local bool is_settling = false;
+int destroys_or_settles() {
+  if (is_settling) settles = true;
+  return destroys();
+}
+
+TEST(InterruptCheck, MayDestroyACommunicatorThatWaitsForTheGroupOfAnotherOnTheSameDevice) {
+  FleetOptions options;
+  options.settings = "GROUP_WAIT_MS=60000";
+  options.timeout = 20 * soon();
+  fly("nvidia:2,cpu:1", options, [](FleetRank &r) {
+    FLEET_MUST(r, isthmus_barrier(r.comm, nullptr, nullptr) == ISTHMUS_OK);
+    isthmus_comm_t other = nullptr;
+    FLEET_MUST(r, isthmus_comm_split(r.comm, 0, r.rank, "other", &other) == ISTHMUS_OK);
+    if (r.rank != 0) {
+      EXPECT_TRUE(eventually([&] { return isthmus_comm_error(other) == ISTHMUS_ERR_ABORTED; }));
+      FleetMemory memory(r, 400);
+      if (r.rank == 1) {
+        isthmus_group_begin();
+        EXPECT_EQ(isthmus_recv(r.comm, memory.at(0), 100, kType, 0, 0, nullptr, nullptr, nullptr), ISTHMUS_OK);
+        EXPECT_EQ(isthmus_group_end(nullptr), ISTHMUS_OK) << isthmus_last_error();
+      }
+      isthmus_comm_destroy(other);
+      FLEET_MUST(r, isthmus_barrier(r.comm, nullptr, nullptr) == ISTHMUS_OK);
+      return;
+    }
+    destroyed = -1;
+    isthmus_set_interrupt_check(destroys_or_settles);
+    std::thread group([&] {
+      r.driver->here(r.device);
+      is_settling = true;
+      FleetMemory memory(r, 400);
+      isthmus_group_begin();
+      EXPECT_EQ(isthmus_send(r.comm, memory.at(0), 100, kType, 1, 0, nullptr, nullptr), ISTHMUS_OK);
+      EXPECT_EQ(isthmus_group_end(nullptr), ISTHMUS_OK) << isthmus_last_error();
+    });
+    EXPECT_TRUE(eventually([&] { return settles.load(); }));
+    doomed = other;
+    FleetRank apart = r;
+    apart.comm = other;
+    EXPECT_EQ(blocking_all_reduce(apart), ISTHMUS_ERR_ABORTED) << isthmus_last_error();
+    EXPECT_EQ(destroyed.load(), ISTHMUS_OK);
+    EXPECT_EQ(isthmus_comm_rank(other), -1) << "the communicator is destroyed";
+    group.join();
+    isthmus_set_interrupt_check(nullptr);
+    EXPECT_EQ(isthmus_barrier(r.comm, nullptr, nullptr), ISTHMUS_OK) << "the other communicator goes on";
   });
 }
 

@@ -250,11 +250,10 @@ ISTHMUS_API isthmus_result isthmus_comm_agree(isthmus_comm_t comm, uint64_t *fla
  * which in this rank's place is what the call that failed had sent. */
 ISTHMUS_API isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int *ranks, int count, const void *send, void *recv,
                                                  size_t bytes, double timeout);
-/* Waits for pending operations up to the communicator's timeout, then frees. Not collective; never hangs, but see below. NULL is allowed.
- * In the interrupt check (isthmus_set_interrupt_check) call isthmus_comm_abort, and destroy when the interrupted call has returned. Where the
- * check calls destroy while that call gives work to a device of the communicator, destroy aborts it and returns, its operations end in
- * ISTHMUS_ERR_ABORTED, and it is freed behind the call. Where that call still waits for a group of another communicator on the same device,
- * a destroy in the check does not return. */
+/* Waits for pending operations up to the communicator's timeout, then frees. Not collective; never hangs. NULL is allowed.
+ * In the interrupt check (isthmus_set_interrupt_check), inside a call on the communicator itself, destroy does not wait: it aborts the
+ * communicator, pending operations end in ISTHMUS_ERR_ABORTED, the call in that or in ISTHMUS_ERR_INTERRUPTED, and the communicator is freed when
+ * the call returns. */
 ISTHMUS_API isthmus_result isthmus_comm_destroy(isthmus_comm_t comm);
 /* Local, idempotent, does not block: every pending and later operation on every rank ends in ISTHMUS_ERR_ABORTED. A call of another
  * thread of this rank that makes another communicator of it, and waits for other ranks, ends too, also where the communicator had failed
