@@ -81,8 +81,15 @@ if(TARGET isthmus-bench)
 endif()
 # The simulated vendors of `isthmus rehearse`, which nothing of the product opens by itself.
 add_dependencies(package_files rehearsal_all)
-install(DIRECTORY ${CMAKE_BINARY_DIR}/rehearsal/ DESTINATION isthmus/rehearsal ${in_wheel} FILES_MATCHING PATTERN "lib*.so*"
-        PATTERN "_torch_device*.so")
+set(simulated rehearsal ${rehearsal_skins})
+if(TARGET _torch_device)
+  list(APPEND simulated _torch_device)
+endif()
+foreach(library ${simulated})
+  get_target_property(folder ${library} LIBRARY_OUTPUT_DIRECTORY)
+  file(RELATIVE_PATH folder ${CMAKE_BINARY_DIR} ${folder})
+  install(TARGETS ${library} LIBRARY DESTINATION isthmus/${folder} ${in_wheel})
+endforeach()
 # The front doors for programs of other libraries, which nothing of the product opens either.
 add_dependencies(package_files interpose_all)
 set(doors interpose_nccl interpose_rccl interpose_hccl interpose_dlopen interpose_audit interpose_bridge)

@@ -149,10 +149,14 @@ def make_venv() -> None:
 
 
 def install_torch() -> None:
-    if answer(PYTHON, FIND_TORCH):
+    """A PyTorch that somebody else has installed stays. One that stands here from an older TORCH goes."""
+    installed_here = STAMPS / "torch.version"
+    there = answer(PYTHON, FIND_TORCH)
+    if there and not (installed_here.exists() and installed_here.read_text() == there):
         return
     index = os.environ.get("TORCH_INDEX")
     run(PYTHON, "-m", "pip", "install", *(["--index-url", index] if index else []), TORCH)
+    installed_here.write_text(answer(PYTHON, FIND_TORCH))
 
 
 def assertions(goal: str) -> str:

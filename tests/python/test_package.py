@@ -48,6 +48,12 @@ def test_a_public_module_is_imported_when_a_program_names_it() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_no_library_of_the_package_carries_what_only_a_debugger_reads() -> None:
+    libraries = [path for path in Path(isthmus.__file__).parent.rglob("*.so*") if path.read_bytes()[:4] == b"\x7fELF"]
+    assert {"librehearsal.so", "libnccl.so.2"} < {path.name for path in libraries}
+    assert [path.name for path in libraries if b"\0.debug_info\0" in path.read_bytes()] == []
+
+
 def test_the_stubs_name_what_the_module_has() -> None:
     stub = Path(_core.__file__ or "").with_name("_core.pyi")
     if not stub.exists():

@@ -1,4 +1,4 @@
-"""scripts/setup.py: which Python it builds for."""
+"""scripts/setup.py: which Python it builds for, and which PyTorch it installs."""
 
 from __future__ import annotations
 
@@ -40,3 +40,28 @@ def test_make_tells_the_scripts_which_python_was_chosen(words: list[str], said: 
         command, cwd=ROOT, check=True, text=True, capture_output=True, env={"PATH": "/usr/bin:/bin"}
     ).stdout
     assert told.split() == ["chosen", *said.split()]
+
+
+@pytest.mark.parametrize(
+    ("there", "installed_here", "installs"),
+    [
+        pytest.param("", None, True, id="none is there"),
+        pytest.param("2.9.1", None, False, id="somebody else's"),
+        pytest.param("2.9.1", "2.13.0+cpu", False, id="somebody else's in place of what set-up had installed"),
+        pytest.param("2.9.1", "2.9.1", True, id="what set-up had installed for an older pin"),
+    ],
+)
+def test_set_up_replaces_only_the_pytorch_that_it_has_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: str, installed_here: str | None, installs: bool
+) -> None:
+    ran: list[tuple[object, ...]] = []
+    version = tmp_path / "torch.version"
+    if installed_here:
+        version.write_text(installed_here)
+    monkeypatch.setattr(setup, "STAMPS", tmp_path)
+    monkeypatch.setattr(setup, "run", lambda *command: ran.append(command))
+    monkeypatch.setattr(setup, "answer", lambda *_: "2.13.0+cpu" if ran else there)
+    setup.install_torch()
+    assert [command[-1] for command in ran] == ([setup.TORCH] if installs else [])
+    if installs:
+        assert version.read_text() == "2.13.0+cpu"
