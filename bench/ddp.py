@@ -18,6 +18,8 @@ In each round every contender runs once, and the order moves on by one from roun
 - With one GPU the two ranks share the GPU, each as an island of its own. As one island they share the GPU where NCCL is 2.30
   or newer. With an older NCCL, bare and one-island do not take part.
 
+The file is written after each run of a contender. Until the last one has ended, the file says that it is incomplete.
+
 A step is timed until the device has done the whole step. A step takes as long as on the slower rank. A run's figure is the
 median of its steps, without the first few.
 """
@@ -42,6 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench")]
 
 from circumstances import circumstances  # noqa: E402
+from result_file import ResultFile  # noqa: E402
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
 RANKS = 2  # of more, sums have an order, and libraries have their own
@@ -172,6 +175,7 @@ def main() -> None:
     taking_part = [name for name in args.contenders if name not in absent]
     result: dict[str, Any] = {
         "simulated": args.rehearse,
+        "complete": False,
         "device": "CPU" if args.rehearse else f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}",
         **circumstances(),
         "versions": {"torch": torch.__version__, "isthmus": __import__("isthmus").__version__},
@@ -184,6 +188,7 @@ def main() -> None:
     }
     if not args.rehearse:
         result["versions"]["nccl"] = ".".join(map(str, nccl_version(torch)))
+    file = ResultFile(args.out or (None if args.rehearse else ROOT / "bench" / "results" / "ddp.json"), result)
     digests: dict[str, str] = {}
     for number in range(args.rounds):
         for i in range(len(taking_part)):
@@ -193,14 +198,14 @@ def main() -> None:
             result["said"][name] = run["said"]
             result["gradient_bytes"] = run["gradient_bytes"]
             digests.setdefault(run["digest"], name)
+            file.write()
     if len(digests) > 1:
         raise SystemExit(f"ddp: they have learned different things, {' and '.join(digests.values())} for example")
     result["parameters"] = "".join(digests)
+    file.write(complete=True)
     show(result)
-    out = args.out or (None if args.rehearse else ROOT / "bench" / "results" / "ddp.json")
-    if out:
-        out.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"{'rehearsal: ' if args.rehearse else ''}written: {out}")
+    if file.path:
+        print(f"{'rehearsal: ' if args.rehearse else ''}written: {file.path}")
 
 
 if __name__ == "__main__":

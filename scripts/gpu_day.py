@@ -21,8 +21,9 @@ torch   the torch backend on GPUs and CPUs in one group, FSDP2 too; unmodified D
 bench   bench/gpu.py: copies, collectives, buckets, 8 bytes, a matrix product beside a broadcast, against their limits
 train   bench/ddp.py: the same DDP, timed
 
-The last lines are a table of the steps; --out has it too, a log of each step, and what the steps have written. The exit
-status is 1 if a step failed.
+The last lines are a table of the steps. --out has the table too, and results.tar.gz: a log of each step, and what the steps
+have written. It is one archive because a machine that is lent may give few files back. The archive is made anew every ten
+seconds and after each step, so a run that is killed leaves what it has. The exit status is 1 if a step failed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ import tempfile
 import time
 import xml.etree.ElementTree
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +64,8 @@ THERE = ("numpy", "torch")  # not packed: PyTorch is there, and has NumPy with i
 TREE = ("tests", "bench", "scripts", "examples", "pyproject.toml")  # what the steps read of the sources
 ENDS_SECONDS = 10.0  # in which a process that was killed has ended, unless a driver holds it
 LEAST_LEFT = 10.0  # seconds in which a step is begun
+ARCHIVE = "results.tar.gz"
+KEPT_EVERY = 10.0  # seconds, while a step runs
 VERSIONS = """
 import platform, torch
 x = torch.ones(4, device="cuda").sum().item()
@@ -399,7 +402,20 @@ def counts(cases: Path) -> str:
     return f", {number['tests'] - failed - number['skipped']} passed, {failed} failed, {number['skipped']} skipped"
 
 
-def run_step(step: Step, cwd: Path, log: Path, seconds: float, env: dict[str, str]) -> tuple[str, float]:
+def wait(job: subprocess.Popen[bytes], until: float, meanwhile: Callable[[], None]) -> int:
+    """Its exit status. TimeoutExpired where it goes on."""
+    while True:
+        try:
+            return job.wait(max(0.0, min(KEPT_EVERY, until - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= until:
+                raise
+            meanwhile()
+
+
+def run_step(
+    step: Step, cwd: Path, log: Path, seconds: float, env: dict[str, str], meanwhile: Callable[[], None] = lambda: None
+) -> tuple[str, float]:
     """How it ended: ok, failed with its status, or over its time. All processes of the step end with it."""
     begin = time.monotonic()
     if step.cases:
@@ -418,7 +434,7 @@ def run_step(step: Step, cwd: Path, log: Path, seconds: float, env: dict[str, st
         except OSError as error:
             return f"failed: it cannot be started: {error}", time.monotonic() - begin
         try:
-            status = job.wait(seconds)
+            status = wait(job, begin + seconds, meanwhile)
             said = "ok" if status == 0 else f"failed, {dict(step.statuses).get(status, f'exit status {status}')}"
         except subprocess.TimeoutExpired:
             said = f"over its {seconds:.0f} s"
@@ -476,11 +492,31 @@ def programs_of(options: argparse.Namespace) -> Path:
     return ROOT / "build" / "release" / "tests" / "cpp"
 
 
-def run_part(part: str, options: argparse.Namespace, tree: Path, out: Path, env: dict[str, str]) -> Iterator[Ended]:
+class Results:
+    """The folder that the steps write in. Of it one archive is kept."""
+
+    def __init__(self, folder: Path, archive: Path, go_on: bool) -> None:
+        self.folder, self.archive = folder, archive
+        if go_on and archive.is_file():
+            with contextlib.suppress(OSError, EOFError, tarfile.TarError), tarfile.open(archive) as before:
+                before.extractall(folder)
+
+    def keep(self) -> None:
+        """As it is now; a file that changes meanwhile leaves the archive as it was before."""
+        new = self.archive.with_name("results.new")
+        with contextlib.suppress(OSError):
+            with tarfile.open(new, "w:gz", compresslevel=1) as made:
+                for file in sorted(self.folder.iterdir()):
+                    made.add(file, file.name)
+            new.replace(self.archive)
+        new.unlink(missing_ok=True)
+
+
+def run_part(part: str, options: argparse.Namespace, tree: Path, results: Results, env: dict[str, str]) -> Iterator[Ended]:
     """Of each step, when it has ended: its name, how it ended, its seconds."""
     patient, where = patience(options.rehearse), "rehearsal: " if options.rehearse else ""
     end = time.monotonic() + (options.seconds or PART_SECONDS * patient)
-    for step in parts(programs_of(options), options.rehearse, out)[part]:
+    for step in parts(programs_of(options), options.rehearse, results.folder)[part]:
         if options.rehearse and not step.rehearsed or options.steps and step.name not in options.steps:
             continue
         left = end - time.monotonic()
@@ -489,9 +525,13 @@ def run_part(part: str, options: argparse.Namespace, tree: Path, out: Path, env:
             continue
         # A test that hangs is named before its step is killed.
         limit = {"PYTEST_TIMEOUT": f"{min(TEST_SECONDS, step.seconds * 0.6) * patient:.0f}"}
-        log = out / f"{part}-{step.name}.txt"
-        with service(step, options.rehearse) as more:
-            said, took = run_step(step, tree, log, min(step.seconds * patient, left), {**env, **limit, **more})
+        log = results.folder / f"{part}-{step.name}.txt"
+        try:
+            with service(step, options.rehearse) as more:
+                all_of_it = {**env, **limit, **more}
+                said, took = run_step(step, tree, log, min(step.seconds * patient, left), all_of_it, results.keep)
+        finally:
+            results.keep()
         if not options.rehearse and SIMULATED in log.read_text(errors="replace"):
             said = f"failed: a simulated device took part, {said}"
         print(f"--- {where}{part} {step.name}: {said}, {took:.1f} s", flush=True)
@@ -510,11 +550,15 @@ def run(options: argparse.Namespace) -> int:
     chosen = options.part or list(parts(KIT, options.rehearse, out))
     table = Table(out, options.rehearse)
     try:
-        with unpacked(options) as (tree, env, nccl):
+        with (
+            tempfile.TemporaryDirectory(prefix="isthmus-gpu-day-results-") as folder,
+            unpacked(options) as (tree, env, nccl),
+        ):
+            results = Results(Path(folder), out / ARCHIVE, go_on=bool(table.old))
             if nccl:
                 table.note("kit", "nccl", nccl, 0.0)
             for part in chosen:
-                for one in run_part(part, options, tree, out, env):
+                for one in run_part(part, options, tree, results, env):
                     table.note(part, *one)
     finally:
         table.show()
@@ -549,7 +593,7 @@ class Table:
         where = "rehearsal: " if self.rehearse else ""
         if not self.new:
             print(f"{where}no step was run: none of the parts has one of that name")
-        print("\n".join([*self.lines(), f"{where}logs: {self.out}"]), flush=True)
+        print("\n".join([*self.lines(), f"{where}logs: {self.out / ARCHIVE}"]), flush=True)
 
 
 def main() -> int:
@@ -569,7 +613,7 @@ def main() -> int:
     running = commands.add_parser("run", help="runs all parts of the kit, or some")
     running.add_argument("part", nargs="*", help=f"of {' '.join(parts(KIT, False, KIT))}")
     running.add_argument("--steps", nargs="+", default=[], help="only these")
-    running.add_argument("--out", help="a folder for logs and tables (default: a new one)")
+    running.add_argument("--out", help="a folder for the table and the archive (default: a new one)")
     running.add_argument("--seconds", type=float, help=f"of a whole part (default {PART_SECONDS:.0f})")
     running.add_argument("--nccl", action="store_true", help="with the kit's NCCL instead of PyTorch's")
     running.add_argument("--verbose", type=int, default=0, metavar="N", help="prints the last N characters of each log")

@@ -161,7 +161,7 @@ def test_the_benchmark_runs_and_all_its_numbers_are_right(where: Gpus, tmp_path:
         pytest.skip("this torch is built without the GPU's runtime")
     assert ended.returncode == 0, ended.stderr[-3000:]
     result = json.loads(out.read_text())
-    assert result["simulated"] == where.simulated
+    assert result["simulated"] == where.simulated and result["complete"] is True
     assert {row["collective"] for row in result["rows"]} == {
         "all_reduce",
         "broadcast",
@@ -171,7 +171,13 @@ def test_the_benchmark_runs_and_all_its_numbers_are_right(where: Gpus, tmp_path:
     }
     assert all(times > 0 for row in result["rows"] for each in row["seconds"].values() for times in each)
     assert all("isthmus" in row["seconds"] for row in result["rows"]) and min(result["products"]["broadcasts"]) > 0
-    if where.simulated:
+    assert all("one_at_a_time" in row for row in result["rows"] if row["collective"] == "all_reduce" and row["asked"] == 8)
+    if where.simulated:  # limits, which count from 16 MiB up, are measured at 1 MiB
+        limited = {row["collective"]: row["limits"] for row in result["rows"] if row["asked"] == 1 << 20}
+        sums = {"all_reduce": {"sums"}, "reduce_scatter": {"sums"}}
+        for collective, rates in limited.items():
+            assert set(rates) == {"out", "in", "both", "memory"} | sums.get(collective, set())
+            assert all(len(of_rounds) == 1 and of_rounds[0] > 0 for of_rounds in rates.values())
         assert "verdicts" not in result and all(line.startswith("rehearsal: ") for line in ended.stdout.splitlines())
 
 
@@ -191,7 +197,7 @@ def test_an_unmodified_ddp_script_of_backend_nccl_learns_the_same_behind_the_fro
     ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(280), check=False)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-6000:]
     result = json.loads(out.read_text())
-    assert result["simulated"] == where.simulated and len(result["parameters"]) == 64
+    assert result["simulated"] == where.simulated and result["complete"] is True and len(result["parameters"]) == 64
     assert all(len(steps) == 1 and steps[0] > 0 for steps in result["seconds"].values())
     said = result["said"]
     if where.simulated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import lzma
@@ -10,6 +11,7 @@ import re
 import struct
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from pathlib import Path
@@ -66,6 +68,15 @@ def table_of(said: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in said.stdout.splitlines() if line.startswith("rehearsal: ") and "logs: " not in line]
 
 
+def results_of(out: Path) -> Path:
+    """What the steps have written, out of its archive. A machine that is lent gives eight files back."""
+    assert sorted(path.name for path in out.iterdir()) == ["results.tar.gz", "table.json", "table.txt"]
+    made = out.with_name("results")
+    with tarfile.open(out / "results.tar.gz") as archive:
+        archive.extractall(made)
+    return made
+
+
 def test_a_kit_has_all_that_its_steps_need_wherever_it_lies(kit: Path, tmp_path: Path) -> None:
     """Run out of its own folder, far from any checkout: the package, the tests and the programs are those of the kit."""
     out = tmp_path / "out"
@@ -76,9 +87,10 @@ def test_a_kit_has_all_that_its_steps_need_wherever_it_lies(kit: Path, tmp_path:
     assert [line.split()[1:3] for line in lines] == [["check", "doctor"], ["check", "runtime"], ["trace", "trace"]], lines
     assert all(line.endswith(" ok") for line in lines), lines
     assert (out / "table.txt").read_text().splitlines() == lines
-    package = re.search(r"isthmus +\S+, (\S+)", (out / "check-doctor.txt").read_text())
+    results = results_of(out)
+    package = re.search(r"isthmus +\S+, (\S+)", (results / "check-doctor.txt").read_text())
     assert package and "isthmus-gpu-day-" in package[1], "the package is that of the kit, and not this Python's"
-    trace = json.loads((out / "trace_cuda.json").read_text())
+    trace = json.loads((results / "trace_cuda.json").read_text())
     assert trace["simulated"] and len(trace["cases"]) >= 15
     table = json.loads((out / "table.json").read_text())
     assert table["rehearsal"] is True and table["steps"][2][:3] == ["trace", "trace", "ok"]
@@ -93,9 +105,11 @@ def test_every_step_of_every_part_runs_on_a_simulated_device(kit: Path, tmp_path
     lines = table_of(said)
     assert {line.split()[1] for line in lines} == {"check", "trace", "torch", "bench", "train"}, lines
     assert all(re.search(r" ok(, \d+ passed, \d+ failed, \d+ skipped)?$", line) for line in lines), lines
-    for name in ("quick.json", "gpu.json", "gpu_one.json", "ddp.json"):
-        assert json.loads((out / name).read_text())["simulated"] is True, name
-    matrix = (out / "check-matrix.txt").read_text()
+    results = results_of(out)
+    for name in ("quick.json", "gpu.json", "gpu_one.json", "gpu_two.json", "ddp.json"):
+        figures = json.loads((results / name).read_text())
+        assert figures["simulated"] is True and figures["complete"] is True, name
+    matrix = (results / "check-matrix.txt").read_text()
     assert "passed" in matrix and "failed" not in matrix, matrix[-2000:]
 
 
@@ -137,6 +151,73 @@ def test_parts_that_are_run_one_by_one_leave_one_table(day: ModuleType, tmp_path
     assert [row[1:3] for row in again.new] == [("runtime", "ok"), ("trace", "ok")]
     assert [line.split()[1] for line in (tmp_path / "table.txt").read_text().splitlines()] == ["doctor", "runtime", "trace"]
     assert day.Table(tmp_path, True).lines() == [], "a rehearsal's table and a measurement's are not mixed"
+
+
+def archived(archive: Path) -> dict[str, bytes]:
+    with tarfile.open(archive) as found:
+        return {file.name: found.extractfile(file).read() for file in found}  # type: ignore[union-attr]
+
+
+def test_parts_that_are_run_one_by_one_leave_one_archive(day: ModuleType, tmp_path: Path) -> None:
+    archive = tmp_path / "results.tar.gz"
+    for name, go_on in (("check", False), ("trace", True)):
+        (folder := tmp_path / name).mkdir()
+        results = day.Results(folder, archive, go_on)
+        (folder / f"{name}.txt").write_text(name)
+        results.keep()
+    assert archived(archive) == {"check.txt": b"check", "trace.txt": b"trace"}
+    archive.write_bytes(archive.read_bytes()[:30])  # damaged
+    (folder := tmp_path / "torch").mkdir()
+    day.Results(folder, archive, True).keep()
+    assert archived(archive) == {} and not list(tmp_path.glob("*.new"))
+
+
+def test_what_a_step_has_written_is_kept_while_it_runs(
+    day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a run that is killed leaves it."""
+    monkeypatch.setattr(day, "KEPT_EVERY", 0.01)
+    (folder := tmp_path / "written").mkdir()
+    results = day.Results(folder, tmp_path / "results.tar.gz", False)
+    ends = tmp_path / "ends"
+
+    def keep() -> None:
+        results.keep()
+        if archived(results.archive).get("gpu.json") == b"half\n":
+            ends.touch()
+
+    step = day.Step(
+        "slow", 1.0, ("sh", "-c", f"echo half > {folder / 'gpu.json'}; until [ -e {ends} ]; do sleep 0.01; done")
+    )
+    assert day.run_step(step, tmp_path, folder / "log", SOON, dict(os.environ), keep)[0] == "ok"
+
+
+def imported(program: Path, found: dict[Path, None]) -> dict[Path, None]:
+    """The program and what it imports of its own folder, at whatever place."""
+    if program in found:
+        return found
+    found[program] = None
+    for node in ast.walk(ast.parse(program.read_text())):
+        names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            if (file := program.with_name(f"{name}.py")).is_file():
+                imported(file, found)
+    return found
+
+
+@pytest.mark.parametrize("program", ["gpu.py", "ddp.py"])
+def test_what_is_packed_of_the_sources_has_every_module_of_the_benchmarks(
+    day: ModuleType, program: str, tmp_path: Path
+) -> None:
+    needed = {str(file.relative_to(ROOT)) for file in imported(ROOT / "bench" / program, {})}
+    assert {f"bench/{program}", "bench/circumstances.py", "bench/result_file.py"} <= needed
+    day.pack_tree(tmp_path)
+    with tarfile.open(tmp_path / "tree.tar.xz") as archive:
+        assert needed <= set(archive.getnames())
+        archive.extractall(tmp_path / "tree")
+    said = called(tmp_path / "tree" / "bench" / program, "--help", cwd=tmp_path)
+    assert said.returncode == 0 and "--rehearse" in said.stdout, said.stderr
 
 
 def test_a_program_that_is_not_there_is_a_step_that_failed(day: ModuleType, tmp_path: Path) -> None:
