@@ -153,6 +153,14 @@ constexpr SettingRow kSettings[] = {
      true},
     {Setting::Timeout, "ISTHMUS_TIMEOUT", K::Real, "300", 0.001, 1e9, "", false,
      "seconds: deadline of init and of each operation"},
+    {Setting::Trace, "ISTHMUS_TRACE", K::Pattern, "", 0, 0, "", false,
+     "file to which each communicator of this process adds a line when it is destroyed: its last operations, and the steps "
+     "and waits of its collectives with their times, for `isthmus trace`; flight records (ISTHMUS_DUMP) have the steps "
+     "then, "
+     "too; empty: no step is noted",
+     true},
+    {Setting::TraceSteps, "ISTHMUS_TRACE_STEPS", K::Integer, "65536", 256, 16777216, "", false,
+     "steps that ISTHMUS_TRACE keeps of a process, 64 bytes each; older ones are lost", true},
     {Setting::WorldSize, "ISTHMUS_WORLD_SIZE", K::Integer, "-1", -1, 16777216, "", false,
      "world size, where no launcher says it"},
 };

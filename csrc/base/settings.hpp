@@ -51,6 +51,8 @@ enum class Setting : int {
   TcpCreditBytes,
   TcpStreams,
   Timeout,
+  Trace,
+  TraceSteps,
   WorldSize,
   Count
 };

@@ -37,6 +37,7 @@ HostExecutor::HostExecutor(RankCore &core, Descriptions &descriptions, SlotMemor
       streaming_(streaming),
       inbox_(core.id.world),
       credit_window_(credit_window),
+      tracer_(core.context->steps(), core.id.serial),
       peers_(static_cast<size_t>(core.id.world)),
       sources_(static_cast<size_t>(std::max(core.id.world, 2))),
       watches_slots_(topology::has_devices(core.id.topology)),
@@ -92,20 +93,30 @@ void HostExecutor::go_ahead(const Operation &op, const OperationQueue &queue) no
 }
 
 Outcome HostExecutor::run(Operation &op) noexcept {
-  if (!begin(op)) return Outcome::Blocked;
+  if (!begin(op)) {
+    tracer_.tried(op.time.turn_ns);
+    return Outcome::Blocked;
+  }
+  tracer_.done(op.time.turn_ns, op, Traced::WaitsForEarlier, op.run.blocked_on);
   if (op.run.bounce && device_.bounce_on(op)) moved_ = true;
   if (op.run.phase == Phase::Comparing) {
     if (!compare_sizes(op)) return Outcome::Blocked;
     op.run.phase = Phase::Running;
   }
   if (op.run.phase == Phase::Running && !walk(op)) return Outcome::Blocked;
-  return drain(op);
+  tracer_.tried(op.time.step_ns);
+  if (drain(op) != Outcome::Ended) return Outcome::Blocked;
+  const bool links = op.plan->device.empty();
+  tracer_.done(op.time.step_ns, op, links ? Traced::WaitsUntilSent : Traced::WaitsForDevice, op.run.blocked_on);
+  return Outcome::Ended;
 }
 
 bool HostExecutor::walk(Operation &op, uint64_t while_not_ended) noexcept {
   for (; !op.run.at.done(); op.run.at.next()) {
     if (while_not_ended != 0 && device_.executor()->signals().ended(while_not_ended)) return false;
+    tracer_.tried(op.time.step_ns);
     if (step(op, op.run.at.step(), op.run.at.chunk()) == Outcome::Blocked) return false;
+    tracer_.done(op);
   }
   op.run.phase = Phase::Draining;
   op.run.next_rank = 0;

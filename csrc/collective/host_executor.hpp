@@ -11,6 +11,7 @@
 #include "collective/one_hop.hpp"
 #include "collective/plan_inbox.hpp"
 #include "collective/slot_memory.hpp"
+#include "collective/step_tracer.hpp"
 #include "engine/rank_core.hpp"
 
 namespace isthmus::collective {
@@ -71,6 +72,7 @@ class HostExecutor {
   StreamingCopy &streaming_;
   PlanInbox inbox_;
   const uint64_t credit_window_;
+  const StepTracer tracer_;
   std::vector<PeerPlan> peers_;
   std::vector<reduce::Source> sources_;
   std::vector<std::byte> scratch_;

@@ -34,6 +34,7 @@ OneHop::OneHop(RankCore &core, Descriptions &descriptions, DeviceSide &device, S
       descriptions_(descriptions),
       device_(device),
       streaming_(streaming),
+      tracer_(core.context->steps(), core.id.serial),
       sources_(static_cast<size_t>(std::max(core.id.world, 2))) {
   for (const auto &g : core.id.topology.islands) {
     for (const int r : g.ranks) order_.push_back(r);
@@ -167,7 +168,25 @@ bool OneHop::land(Operation &op) noexcept {
   return device_.sound(op) && ended && !op.run.broken.load(std::memory_order_acquire);
 }
 
+// The wait for the other ranks, and behind that for the device.
 Outcome OneHop::run(Operation &op) noexcept {
+  if (!tracer_.on()) return go_on(op);
+  const bool had_heard = op.run.phase == Phase::Draining;
+  const int awaited = op.run.blocked_on;  // of the try before: the last of them may have come now
+  tracer_.tried(op.time.step_ns);
+  const Outcome outcome = go_on(op);
+  const bool ended = outcome == Outcome::Ended;
+  if (!had_heard && (ended || op.run.phase == Phase::Draining)) {
+    if (awaited < 0 && !op.plan) op.time.step_ns = 0;  // nobody was waited for
+    tracer_.done(op.time.step_ns, op, awaited < 0 ? Traced::WaitsForDevice : Traced::WaitsForRank, awaited);
+    if (!ended) tracer_.tried(op.time.step_ns);
+  } else if (ended) {
+    tracer_.done(op.time.step_ns, op, Traced::WaitsForDevice, -1);
+  }
+  return outcome;
+}
+
+Outcome OneHop::go_on(Operation &op) noexcept {
   const Pattern p = pattern(op, core_.id.rank);
   const auto world = static_cast<uint32_t>(core_.id.world);
   if (!begin(op)) return Outcome::Blocked;

@@ -30,6 +30,7 @@
 #include "collective/descriptions.hpp"
 #include "collective/device_side.hpp"
 #include "collective/engine_names.hpp"
+#include "collective/step_tracer.hpp"
 #include "reduce/reduce.hpp"
 
 namespace isthmus::collective {
@@ -48,6 +49,7 @@ class OneHop {
   bool heard_all(const Operation &op) const noexcept;  // the operation reads every rank's cell
 
  private:
+  Outcome go_on(Operation &op) noexcept;
   // Where a processor finds what is given, and puts what is got: the user's memory, or the pinned memory that stands for a device's.
   struct Places {
     const std::byte *input;
@@ -68,6 +70,7 @@ class OneHop {
   Descriptions &descriptions_;
   DeviceSide &device_;
   StreamingCopy &streaming_;
+  const StepTracer tracer_;
   std::vector<reduce::Source> sources_;
   std::vector<int> order_;  // the order in which ranks are reduced: island by island
   std::vector<uint32_t> group_ends_;

@@ -1,14 +1,25 @@
-#include "device/abandoned.hpp"
 #include "observe/dump.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/clock.hpp"
+#include "base/file_name.hpp"
+#include "base/fork.hpp"
+#include "base/lock.hpp"
+#include "base/log.hpp"
 #include "ccl/libraries.hpp"
+#include "device/abandoned.hpp"
 #include "device/host.hpp"
 #include "device/runtimes.hpp"
 #include "link/ucx_library.hpp"
+#include "observe/report_file.hpp"
 #include "reduce/reduce.hpp"
 
 namespace isthmus::observe {
@@ -28,13 +39,49 @@ nlohmann::ordered_json streams_json(const process::DataStreams &all) {
 
 }  // namespace
 
-std::string dump_json(comm::Communicator &comm) {
+namespace {
+
+constexpr const char *kTracedNames[] = {"copy", "reduce", "rank", "data", "room", "sent", "device", "earlier"};
+static_assert(std::size(kTracedNames) == static_cast<size_t>(Traced::Count));
+
+nlohmann::ordered_json steps_json(rank::Rank &local, const StepRing &ring) {
+  auto steps = nlohmann::ordered_json::array();
+  for (const StepRecord &s : ring.read()) {
+    if (s.communicator != static_cast<uint32_t>(local.id().serial)) continue;
+    auto step = nlohmann::ordered_json::array();
+    for (auto &&field : std::initializer_list<nlohmann::ordered_json>{
+             s.sequence, kTracedNames[static_cast<size_t>(s.what)], s.stage ? s.stage : "", s.chunk,
+             s.peer < 0 ? -1 : local.id().number(s.peer), s.bytes, static_cast<double>(s.begun_ns) / 1000.0,
+             static_cast<double>(s.ended_ns - s.begun_ns) / 1000.0})
+      step.push_back(field);
+    steps.push_back(std::move(step));
+  }
+  return steps;
+}
+
+// The files to which this process has written a line.
+struct TraceFiles {
+  Mutex mutex;
+  std::set<std::string> begun ISTHMUS_GUARDED_BY(mutex);
+};
+PerProcess<TraceFiles> trace_files;
+
+}  // namespace
+
+std::string dump_json(comm::Communicator &comm, int indent) {
   using nlohmann::ordered_json;
   auto &local = comm.local();
+  const int64_t now = now_ns() / 1000;
+  const auto of_day = std::chrono::system_clock::now().time_since_epoch();
   ordered_json out{{"communicator", comm.name()},
                    {"rank", comm::own_slot(comm)},
                    {"size", comm.terms().numbering.slots()},
-                   {"now_us", now_ns() / 1000}};
+                   {"host", local.context().mesh().self().hostname},
+                   {"pid", ::getpid()},
+                   {"now_us", now},
+                   {"unix_us", std::chrono::duration_cast<std::chrono::microseconds>(of_day).count()}};
+  if (const char *fleet = std::getenv("REHEARSAL_FLEET"))
+    out["rehearsal"] = fleet;  // no time of it is a measurement of a device
   const Status why = local.core().failure();
   out["failure"] = why.ok() ? ordered_json(nullptr) : ordered_json{{"code", code_name(why.code)}, {"text", why.text}};
   const std::string waiting = local.collectives().waiting_text();
@@ -60,7 +107,23 @@ std::string dump_json(comm::Communicator &comm) {
   };
   for (const auto &r : local.records()) add(r);
   out["entries"] = std::move(entries);
-  return out.dump(1);
+  if (const StepRing *const steps = local.context().steps()) {
+    out["steps"] = steps_json(local, *steps);
+    out["steps_lost"] = steps->total() - std::min<uint64_t>(steps->total(), steps->size());
+  }
+  return out.dump(indent);
+}
+
+void write_trace(comm::Communicator &comm) noexcept {
+  const std::string &pattern = comm.settings().text(Setting::Trace);
+  if (pattern.empty()) return;
+  try {
+    const std::string line = dump_json(comm, -1) + "\n";
+    TraceFiles &files = *trace_files;
+    const Lock lock(files.mutex);
+    const std::string path = file_name(pattern, comm::own_slot(comm));
+    append_to_file(path, line, files.begun.insert(path).second);
+  } catch (const std::exception &e) { ISTHMUS_ERROR("the trace was not written (ISTHMUS_TRACE): {}", e.what()); }
 }
 
 std::string ucx_json() {

@@ -1,6 +1,5 @@
 #include "observe/dumper.hpp"
 
-#include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <unistd.h>
@@ -10,18 +9,17 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <filesystem>
 #include <thread>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/file_name.hpp"
 #include "base/fork.hpp"
-#include "base/handles.hpp"
 #include "base/lock.hpp"
 #include "base/log.hpp"
 #include "base/own_thread.hpp"
 #include "observe/dump.hpp"
+#include "observe/report_file.hpp"
 
 namespace isthmus::observe {
 namespace {
@@ -60,23 +58,6 @@ void want() {
   errno = before;
 }
 void on_signal(int) { want(); }
-
-void write_file(const std::string &path, const std::string &text) {
-  std::error_code ignored;  // opening the file fails then, and that error says enough
-  if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty())
-    std::filesystem::create_directories(folder, ignored);
-  const std::string unfinished = formatted("{}.{}", path, ::getpid());
-  UniqueFd fd(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!fd) fail_system(unfinished.c_str(), errno);
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t n = ::write(fd.get(), text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) fail_system(unfinished.c_str(), n < 0 ? errno : EIO);
-    done += static_cast<size_t>(n);
-  }
-  fd.reset();
-  if (::rename(unfinished.c_str(), path.c_str()) != 0) fail_system(path.c_str(), errno);
-}
 
 // The communicators that are watched, for a thread that reads them. unwatch() waits for the end of this object.
 struct Reading {

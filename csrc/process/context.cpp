@@ -114,6 +114,9 @@ Context::Context(const Settings &settings, const std::string &route_hint)
     : settings_(settings),
       arena_(static_cast<size_t>(settings.integer(Setting::StagingBytes))),
       recorder_(static_cast<size_t>(settings.integer(Setting::RecorderEntries))),
+      steps_(settings.text(Setting::Trace).empty()
+                 ? nullptr
+                 : std::make_unique<StepRing>(static_cast<size_t>(settings.integer(Setting::TraceSteps)))),
       spin_ns_(settings.integer(Setting::SpinMicros) * 1000),
       stores_(stores_of(settings.text(Setting::Stores))),
       devices_(arena_),

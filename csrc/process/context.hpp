@@ -74,6 +74,7 @@ class Context final {
   link::Arena &arena() noexcept { return arena_; }
   bootstrap::Mesh &mesh() noexcept { return *mesh_; }
   Recorder &recorder() noexcept { return recorder_; }
+  StepRing *steps() noexcept { return steps_.get(); }  // null: none is noted (ISTHMUS_TRACE)
   int64_t spin_ns() const noexcept { return spin_ns_; }
   Stores stores() const noexcept { return stores_; }  // into memory that other ranks read
   void wake() noexcept { arena_.doorbell().ring(); }  // the threads of this process that sleep for something
@@ -117,6 +118,7 @@ class Context final {
   int uses_ = 0;  // under the lock of acquire()
   link::Arena arena_;
   Recorder recorder_;
+  const std::unique_ptr<StepRing> steps_;
   const int64_t spin_ns_;
   const Stores stores_;
   // Made last, as its thread calls the rooms, and destroyed behind the rooms, as links and devices use the memory of its peers.

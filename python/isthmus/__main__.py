@@ -1,4 +1,4 @@
-"""The command line: `isthmus doctor`, `settings`, `topo`, `explain`, `tune`, `bench`, `launch`, `rehearse`, `run`."""
+"""The command line: `isthmus doctor`, `settings`, `topo`, `explain`, `trace`, `tune`, `bench`, and what starts jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from . import __version__
 from ._errors import Error
-from .cli import bench, doctor, explain, topo, tune
+from .cli import bench, doctor, explain, topo, trace, tune
 from .cli import launch as launch_command
 from .cli import rehearse as rehearse_command
 from .cli import run as run_command
@@ -23,7 +23,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="isthmus", description="Collectives over ranks of several islands.")
     top.add_argument("--version", action="version", version=f"isthmus {__version__}")
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (doctor, settings_command, topo, explain, tune, bench, launch_command, rehearse_command, run_command):
+    modules = (doctor, settings_command, topo, explain, trace, tune, bench, launch_command, rehearse_command, run_command)
+    for module in modules:
         module.add_parser(subparsers)
     return top
 

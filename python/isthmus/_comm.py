@@ -265,7 +265,7 @@ class Comm(_core.Comm):
         return found
 
     def dump(self) -> dict[str, Any]:
-        """The flight recorder: the last operations and how they ended."""
+        """The flight recorder: the last operations and how they ended; with `ISTHMUS_TRACE` also their steps."""
         found: dict[str, Any] = json.loads(self._dump())
         return found
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = (
     *("start/laptop.md", "start/mixed-fleet.md", "start/nccl-program.md"),
-    *("howto/c.md", "howto/find-a-hang.md", "howto/read-explain.md", "howto/survive-failures.md"),
+    *("howto/c.md", "howto/find-a-hang.md", "howto/find-slow.md", "howto/read-explain.md", "howto/survive-failures.md"),
 )
 # What sets the machine up and what is for the reader's own program is not run; nor is the training, which `make demo` runs.
 SET_UP = ("make build", "source .venv", "python scripts/vendor_headers.py")
@@ -36,6 +36,8 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def plain(line: str) -> str:
     line = re.sub(r"isthmus works, without .*", "isthmus works", re.sub(r"digest +\w+", "digest", line))
     line = re.sub(r"[0-9A-Fa-f]{4}:01:00\.0", "BUS", line.replace("├", "└"))
+    line = re.sub(r"^  (rank \d+) .*\d%.*", r"\1 and its shares", line)  # of its time (isthmus trace)
+    line = re.sub(r"\b[\d.e+]+ (?:s|ms|us)\b", "TIME", line)
     return re.sub(r"\d+", "#", re.sub(r"host \S+ \(.*?\)", "host", line)).strip()
 
 

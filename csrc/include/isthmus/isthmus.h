@@ -308,7 +308,7 @@ ISTHMUS_API isthmus_result isthmus_dump_written(void);
 ISTHMUS_API isthmus_result isthmus_dump_settle(double seconds);
 /* JSON, NUL-terminated, to be freed with isthmus_free. topology: hosts, islands, ranks, links. explain: the plan of this rank
  * and the reading form of it, the time that profiles predict and that of the last such call; of "send" and "recv", whose `root` is the peer, their way. dump: the flight recorder of the
- * communicator. */
+ * communicator; with ISTHMUS_TRACE also the steps of its collectives ("steps": sequence, what, stage, chunk, peer, bytes, begun_us, duration_us). */
 ISTHMUS_API isthmus_result isthmus_comm_topology(isthmus_comm_t comm, char **json);
 ISTHMUS_API isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective, uint64_t count, isthmus_dtype dtype,
                                                 isthmus_redop op, int root, char **json);
