@@ -28,8 +28,8 @@ thread_local std::vector<int> ranks_of_last_error;
 // The communicator's end, behind its operations. Calls of other threads are on their way out. A call that is stuck in a vendor's library is not: it
 // lets go of the communicator when it ends.
 void end_communicator(isthmus_comm_t comm, Communicator &communicator) noexcept {
-  observe::write_trace(communicator);
   communicator.destroy();
+  observe::write_trace(communicator);
   for (SeenTime waited; comm->inside.load(std::memory_order_seq_cst) != 0 && waited.look(now_ns()) < kInsideNs;) {
     communicator.local().context().wake();
     ::sched_yield();

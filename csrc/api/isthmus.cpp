@@ -271,8 +271,8 @@ isthmus_result reconfigure(isthmus_comm_t comm, const int *excluded, int count, 
     const std::shared_ptr<Communicator> old = go_over(comm, made.epoch);
     i::api::settle_dumps();
     i::observe::unwatch(*old);
-    i::observe::write_trace(*old);
     old->destroy();
+    i::observe::write_trace(*old);
     if (comm->destroyed.load(std::memory_order_seq_cst)) {  // meanwhile, and perhaps it was the old epoch that destroy saw
       i::observe::unwatch(*made.epoch);
       made.epoch->destroy();

@@ -40,12 +40,14 @@ std::string pattern_fault(std::string_view pattern) {
   return fault;
 }
 
-bool has_rank(std::string_view pattern) noexcept {
+static bool has(std::string_view pattern, char letter) noexcept {
   bool found = false;
   read(
-      pattern, [](std::string_view) {}, [&](char c) { found |= c == 'r'; });
+      pattern, [](std::string_view) {}, [&](char c) { found |= c == letter; });
   return found;
 }
+bool has_rank(std::string_view pattern) noexcept { return has(pattern, 'r'); }
+bool has_process(std::string_view pattern) noexcept { return has(pattern, 'p'); }
 
 std::string file_name(std::string_view pattern, int rank) {
   std::string out;

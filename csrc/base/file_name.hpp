@@ -13,6 +13,7 @@ inline constexpr const char *kPatternText =
 // What is wrong with the pattern; empty: nothing.
 std::string pattern_fault(std::string_view pattern);
 bool has_rank(std::string_view pattern) noexcept;
+bool has_process(std::string_view pattern) noexcept;
 // The pattern filled in for this process, and for `rank` (below 0: "unknown").
 std::string file_name(std::string_view pattern, int rank);
 

@@ -73,7 +73,8 @@ enum class Traced : uint8_t {
   WaitsForRoom,     // for data at `peer`
   WaitsUntilSent,   // to `peer`: a link still reads the data
   WaitsForDevice,   // the rank's own. peer: a rank for which the library there waits, or -1
-  WaitsForEarlier,  // until `peer` has ended the operation before; -1: for memory for its slots
+  WaitsForEarlier,  // until `peer` has ended the operation before
+  WaitsForMemory,   // for its slots
   Count
 };
 

@@ -93,30 +93,28 @@ void HostExecutor::go_ahead(const Operation &op, const OperationQueue &queue) no
 }
 
 Outcome HostExecutor::run(Operation &op) noexcept {
-  if (!begin(op)) {
-    tracer_.tried(op.time.turn_ns);
-    return Outcome::Blocked;
+  if (!op.run.entered) {
+    const bool ahead = op.run.phase != Phase::Fresh;  // it stands in a step already, whose time has begun
+    if (!begin(op)) return ahead ? Outcome::Blocked : tracer_.blocked(op);
+    if (!ahead) tracer_.done(op, op.run.blocked_on < 0 ? Traced::WaitsForMemory : Traced::WaitsForEarlier);
   }
-  tracer_.done(op.time.turn_ns, op, Traced::WaitsForEarlier, op.run.blocked_on);
   if (op.run.bounce && device_.bounce_on(op)) moved_ = true;
   if (op.run.phase == Phase::Comparing) {
-    if (!compare_sizes(op)) return Outcome::Blocked;
+    if (!compare_sizes(op)) return tracer_.blocked(op);
+    const bool by_link = op.run.blocked_on >= 0 && !core_.peers[op.run.blocked_on].mail;
+    tracer_.done(op, by_link ? Traced::WaitsForData : Traced::WaitsForRank);
     op.run.phase = Phase::Running;
   }
   if (op.run.phase == Phase::Running && !walk(op)) return Outcome::Blocked;
-  tracer_.tried(op.time.step_ns);
-  if (drain(op) != Outcome::Ended) return Outcome::Blocked;
-  const bool links = op.plan->device.empty();
-  tracer_.done(op.time.step_ns, op, links ? Traced::WaitsUntilSent : Traced::WaitsForDevice, op.run.blocked_on);
-  return Outcome::Ended;
+  return drain(op);
 }
 
 bool HostExecutor::walk(Operation &op, uint64_t while_not_ended) noexcept {
   for (; !op.run.at.done(); op.run.at.next()) {
     if (while_not_ended != 0 && device_.executor()->signals().ended(while_not_ended)) return false;
-    tracer_.tried(op.time.step_ns);
+    tracer_.tried(op);
     if (step(op, op.run.at.step(), op.run.at.chunk()) == Outcome::Blocked) return false;
-    tracer_.done(op);
+    tracer_.done_step(op);
   }
   op.run.phase = Phase::Draining;
   op.run.next_rank = 0;
@@ -126,13 +124,16 @@ bool HostExecutor::walk(Operation &op, uint64_t while_not_ended) noexcept {
 Outcome HostExecutor::drain(Operation &op) noexcept {
   const plan::Plan &p = *op.plan;
   // The links may still read the user's memory.
+  const bool sends = p.uses_links && op.run.next_rank < static_cast<uint32_t>(core_.id.world);
   for (; p.uses_links && op.run.next_rank < static_cast<uint32_t>(core_.id.world); ++op.run.next_rank)
     if (peers_[op.run.next_rank].in_link.load(std::memory_order_acquire) != 0) {
       op.run.blocked_on = static_cast<int>(op.run.next_rank);
-      return Outcome::Blocked;
+      return tracer_.blocked(op);
     }
+  if (sends) tracer_.done(op, Traced::WaitsUntilSent);
   if (p.device.empty()) return slots_held(op) ? Outcome::Ended : Outcome::Blocked;
-  if (!device_.executor()->signals().ended(op.sequence)) return wait_for_device(op);
+  if (!device_.executor()->signals().ended(op.sequence)) return tracer_.blocked(op), wait_for_device(op);
+  tracer_.done(op, Traced::WaitsForDevice);
   if (op.run.bounce) device_.bounce_on(op);  // all that came out is there
   if (!device_.sound(op) || !slots_held(op) || op.run.broken.load(std::memory_order_acquire)) return Outcome::Blocked;
   // The library compares nothing. A rank that came with another call shows here, or did before.

@@ -168,30 +168,14 @@ bool OneHop::land(Operation &op) noexcept {
   return device_.sound(op) && ended && !op.run.broken.load(std::memory_order_acquire);
 }
 
-// The wait for the other ranks, and behind that for the device.
 Outcome OneHop::run(Operation &op) noexcept {
-  if (!tracer_.on()) return go_on(op);
-  const bool had_heard = op.run.phase == Phase::Draining;
-  const int awaited = op.run.blocked_on;  // of the try before: the last of them may have come now
-  tracer_.tried(op.time.step_ns);
-  const Outcome outcome = go_on(op);
-  const bool ended = outcome == Outcome::Ended;
-  if (!had_heard && (ended || op.run.phase == Phase::Draining)) {
-    if (awaited < 0 && !op.plan) op.time.step_ns = 0;  // nobody was waited for
-    tracer_.done(op.time.step_ns, op, awaited < 0 ? Traced::WaitsForDevice : Traced::WaitsForRank, awaited);
-    if (!ended) tracer_.tried(op.time.step_ns);
-  } else if (ended) {
-    tracer_.done(op.time.step_ns, op, Traced::WaitsForDevice, -1);
-  }
-  return outcome;
-}
-
-Outcome OneHop::go_on(Operation &op) noexcept {
   const Pattern p = pattern(op, core_.id.rank);
   const auto world = static_cast<uint32_t>(core_.id.world);
-  if (!begin(op)) return Outcome::Blocked;
-  if (op.run.phase == Phase::Running && !say(op)) return Outcome::Blocked;
-  if (op.run.phase == Phase::Draining) return land(op) ? Outcome::Ended : Outcome::Blocked;
+  if (!begin(op)) return tracer_.blocked(op);
+  tracer_.done(op, Traced::WaitsForEarlier);
+  if (op.run.phase == Phase::Running && !say(op)) return tracer_.blocked(op);
+  if (op.run.phase == Phase::Draining) return finish(op);
+  if (op.run.blocked_on < 0) tracer_.done(op, Traced::WaitsForDevice);
   const uint32_t end = p.reads_all ? world : op.run.next_rank + (p.reads_root ? 1u : 0u);
   for (uint32_t q = op.run.next_rank; q < end && q < world; ++q) {
     if (static_cast<int>(q) == core_.id.rank) continue;
@@ -199,17 +183,26 @@ Outcome OneHop::go_on(Operation &op) noexcept {
     if (cell.sequence.load(std::memory_order_acquire) != op.sequence) {
       if (p.reads_all) op.run.next_rank = q;
       op.run.blocked_on = static_cast<int>(q);
-      return Outcome::Blocked;
+      return tracer_.blocked(op);
     }
     if ((cell.digest.load(std::memory_order_relaxed) != op.digest || descriptions_.is_after_unchecked(op)) &&
         !descriptions_.check(op, static_cast<int>(q)))
       return Outcome::Blocked;
   }
+  tracer_.done(op, Traced::WaitsForRank);
+  if (op.call.bytes != 0) tracer_.tried(op);
   consume(op);
+  tracer_.done(op, is_reduction(op.call.collective) ? Traced::Reduce : Traced::Copy, -1, nullptr, 0, op.call.bytes);
   if (p.reads_all) descriptions_.heard_from_all(op.sequence);
   if (op.plan && op.plan->output_at) device_.executor()->doors().ready(value_within(op.sequence, 1));
   op.run.phase = Phase::Draining;
-  return land(op) ? Outcome::Ended : Outcome::Blocked;
+  return finish(op);
+}
+
+Outcome OneHop::finish(Operation &op) noexcept {
+  if (!land(op)) return tracer_.blocked(op);
+  tracer_.done(op, Traced::WaitsForDevice);
+  return Outcome::Ended;
 }
 
 }  // namespace isthmus::collective

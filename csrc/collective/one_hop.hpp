@@ -35,8 +35,6 @@
 
 namespace isthmus::collective {
 
-enum class Outcome : uint8_t { Blocked, Moved, Ended };  // of one try to go on with an operation
-
 // The operation goes by cells: it has no plan, or one of its device's part alone.
 inline bool by_cells(const Operation &op) noexcept { return !op.plan || op.plan->by_cells; }
 
@@ -49,7 +47,7 @@ class OneHop {
   bool heard_all(const Operation &op) const noexcept;  // the operation reads every rank's cell
 
  private:
-  Outcome go_on(Operation &op) noexcept;
+  Outcome finish(Operation &op) noexcept;  // behind the last look at a cell
   // Where a processor finds what is given, and puts what is got: the user's memory, or the pinned memory that stands for a device's.
   struct Places {
     const std::byte *input;

@@ -1,7 +1,7 @@
 // StepTracer notes what a rank's thread did for a collective and what it waited for, with times (ISTHMUS_TRACE). Without a ring it costs a look
 // at a pointer.
 //
-// A step may be tried many times, and in between the thread sleeps or does other things. The time of a step is from its first try to its end.
+// Work is noted from its begin. A wait is noted from the first try that failed; in between the thread sleeps, or does other things.
 //
 // Thread rules: the thread with the right to execute.
 #pragma once
@@ -14,32 +14,34 @@
 
 namespace isthmus::collective {
 
+enum class Outcome : uint8_t { Blocked, Moved, Ended };  // of one try to go on with an operation
+
 class StepTracer {
  public:
   StepTracer(StepRing *ring, uint64_t communicator) noexcept
       : ring_(ring), communicator_(static_cast<uint32_t>(communicator)) {}
-  bool on() const noexcept { return ring_ != nullptr; }
-  // Something is tried: in `since_ns` the time of the first try.
-  void tried(int64_t &since_ns) const noexcept {
-    if (ring_ && since_ns == 0) since_ns = now_ns();
+  // Work begins, or what is waited for is not there. The time of the first of these counts.
+  void tried(engine::Operation &op) const noexcept {
+    if (ring_ && op.time.step_ns == 0) op.time.step_ns = now_ns();
   }
-  // It was done. A wait of less than a microsecond is not noted.
-  void done(int64_t &since_ns, const engine::Operation &op, Traced what, int peer, const char *stage = nullptr,
-            uint32_t chunk = 0, uint64_t bytes = 0) const noexcept {
-    constexpr int64_t kLeastWaitNs = 1000;
-    if (!ring_) return;
-    const int64_t begun = std::exchange(since_ns, 0);
-    if (begun == 0) return;
-    const int64_t now = now_ns();
-    if ((what != Traced::Copy && what != Traced::Reduce && now - begun < kLeastWaitNs)) return;
-    ring_->add({op.sequence, begun, now, stage, bytes, communicator_, chunk, peer, what, {}});
+  Outcome blocked(engine::Operation &op) const noexcept {
+    tried(op);
+    return Outcome::Blocked;
   }
+  // What was tried is done. Nothing, where nothing was tried. A wait of less than a microsecond is not noted.
+  void done(engine::Operation &op, Traced what, int peer, const char *stage = nullptr, uint32_t chunk = 0,
+            uint64_t bytes = 0) const noexcept {
+    if (ring_ && op.time.step_ns != 0) note(op, {op.sequence, 0, 0, stage, bytes, communicator_, chunk, peer, what, {}});
+  }
+  // A wait for what blocked the operation last.
+  void done(engine::Operation &op, Traced what) const noexcept { done(op, what, op.run.blocked_on); }
   // The step at which the host list of `op` stands.
-  void done(engine::Operation &op) const noexcept {
-    if (ring_) note_step(op);
+  void done_step(engine::Operation &op) const noexcept {
+    if (ring_ && op.time.step_ns != 0) note_step(op);
   }
 
  private:
+  void note(engine::Operation &op, StepRecord step) const noexcept;
   void note_step(engine::Operation &op) const noexcept;
   StepRing *const ring_;
   const uint32_t communicator_;

@@ -197,7 +197,7 @@ struct OperationLife {
 
 struct OperationTime {
   int64_t submitted_ns = 0, ended_ns = 0, deadline_ns = 0;
-  int64_t step_ns = 0, turn_ns = 0;  // since when a collective's step, and its turn, are tried (StepTracer); 0: neither is
+  int64_t step_ns = 0;  // since when a collective's step is tried, or waited for (StepTracer); 0: it is not
 };
 
 struct Operation {

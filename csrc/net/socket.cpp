@@ -1,18 +1,15 @@
 #include "net/socket.hpp"
 
 #include <ifaddrs.h>
-#include <linux/sockios.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 #include <sstream>
 
@@ -181,41 +178,6 @@ void answer_now(int fd) noexcept {
   ::setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &on, sizeof on);
 }
 
-// What the kernel tells behind the part that <netinet/tcp.h> knows; <linux/tcp.h> and that do not go together.
-struct LongTcpInfo {
-  tcp_info known;
-  uint64_t pacing_rate, most_pacing_rate, bytes_acked, bytes_received;
-  uint32_t segments_out, segments_in, not_sent, least_round_trip_us;
-};
-static_assert(sizeof(tcp_info) == 104 && offsetof(LongTcpInfo, least_round_trip_us) == 148);
-
-// False: the kernel does not tell so much.
-static bool ask(int fd, LongTcpInfo &info) noexcept {
-  socklen_t n = sizeof info;
-  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) == 0 && n == sizeof info;
-}
-
-int64_t least_round_trip_ns(int fd) noexcept {
-  LongTcpInfo info{};
-  return ask(fd, info) && info.least_round_trip_us != UINT32_MAX ? int64_t{info.least_round_trip_us} * 1000 : 0;
-}
-
-Window window(int fd) noexcept {
-  LongTcpInfo info{};
-  if (!ask(fd, info)) return {};
-  Window w;
-  w.waits = info.not_sent;
-  w.under_way = w.waits + int64_t{info.known.tcpi_unacked} * info.known.tcpi_snd_mss;
-  w.acknowledged = static_cast<int64_t>(info.bytes_acked);
-  w.rate = static_cast<int64_t>(std::min<uint64_t>(info.pacing_rate, INT64_MAX));
-  return w;
-}
-
-int64_t unacknowledged(int fd) noexcept {
-  int bytes = 0;
-  return ::ioctl(fd, SIOCOUTQ, &bytes) == 0 ? bytes : 0;
-}
-
 int64_t most_under_way() {
   const auto third = [](const char *path) {  // of three numbers: the most that the kernel gives a connection by itself
     std::istringstream numbers(read_small_file(path));
@@ -224,23 +186,6 @@ int64_t most_under_way() {
   };
   // The window that a receiver announces leaves a third of its memory to what the kernel keeps beside the bytes.
   return std::min(third("/proc/sys/net/ipv4/tcp_wmem"), third("/proc/sys/net/ipv4/tcp_rmem") / 3 * 2);
-}
-
-Answers answers(int fd) noexcept {
-  tcp_info info{};
-  socklen_t n = sizeof info;
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return {};
-  Answers a;
-  // Where this host has no way any more, what waits was never sent, and the kernel counts its attempts and probes instead.
-  a.probed = info.tcpi_unacked == 0 && info.tcpi_probes != 0;
-  a.unanswered = a.probed ? 1 : info.tcpi_unacked;
-  a.quiet_ns = int64_t{info.tcpi_last_ack_recv} * 1'000'000;
-  a.round_ns = int64_t{info.tcpi_rtt} * 1000;
-  int unsent = 0;
-  a.stuck = info.tcpi_unacked == 0 && ::ioctl(fd, SIOCOUTQNSD, &unsent) == 0 && unsent > 0;
-  a.again = info.tcpi_retransmits + info.tcpi_probes;
-  a.repeated = info.tcpi_total_retrans + a.again;
-  return a;
 }
 
 bool interface_down(int fd) noexcept {

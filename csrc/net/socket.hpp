@@ -54,6 +54,15 @@ struct Window {
   int64_t rate = 0;  // a second, of what it sends while more waits, from what it knows of the way; 0: not known
 };
 Window window(int fd) noexcept;
+
+// What has become of a TCP connection so far, for people.
+struct Traffic {
+  std::string from, to;                                // addresses; empty: the socket has no connection
+  int64_t round_trip_us = 0, least_round_trip_us = 0;  // of late, and ever; 0: not known
+  uint64_t segments = 0, sent_again = 0;               // of data that went, and how many of them went once more
+  uint64_t rate = 0;  // bytes a second that arrived of late, as the kernel has measured; 0: not known
+};
+Traffic traffic(int fd);
 int64_t unacknowledged(int fd) noexcept;  // to the byte, where `under_way` counts whole segments. Of a TCP connection
 
 // Which of the kernel's algorithms decides how much is under way on a TCP connection, and how fast it goes: "cubic", "bbr". 0 or an errno, as

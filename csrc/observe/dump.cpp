@@ -8,12 +8,14 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "base/file_name.hpp"
 #include "base/fork.hpp"
 #include "base/lock.hpp"
 #include "base/log.hpp"
+#include "base/small_file.hpp"
 #include "ccl/libraries.hpp"
 #include "device/abandoned.hpp"
 #include "device/host.hpp"
@@ -28,11 +30,23 @@ namespace {
 // The data streams of each TCP link: how many are there, and what has become of them.
 nlohmann::ordered_json streams_json(const process::DataStreams &all) {
   auto out = nlohmann::ordered_json::array();
-  for (const auto &[peer, streams] : all.report()) {
+  for (const auto &[peer, streams, connections] : all.report()) {
     auto each = nlohmann::ordered_json::array();
     for (const auto &s : streams)
       each.push_back({{"connected", s.connected}, {"lost", s.lost}, {"back", s.back}, {"why", s.why}});
-    out.push_back({{"hostname", peer->endpoint.hostname}, {"pid", peer->endpoint.pid}, {"streams", std::move(each)}});
+    auto there = nlohmann::ordered_json::array();
+    for (const net::Traffic &t : connections)
+      there.push_back({{"from", t.from},
+                       {"to", t.to},
+                       {"round_trip_us", t.round_trip_us},
+                       {"least_round_trip_us", t.least_round_trip_us},
+                       {"segments", t.segments},
+                       {"sent_again", t.sent_again},
+                       {"rate", t.rate}});
+    out.push_back({{"hostname", peer->endpoint.hostname},
+                   {"pid", peer->endpoint.pid},
+                   {"streams", std::move(each)},
+                   {"connections", std::move(there)}});
   }
   return out;
 }
@@ -41,8 +55,13 @@ nlohmann::ordered_json streams_json(const process::DataStreams &all) {
 
 namespace {
 
-constexpr const char *kTracedNames[] = {"copy", "reduce", "rank", "data", "room", "sent", "device", "earlier"};
+constexpr const char *kTracedNames[] = {"copy", "reduce", "rank", "data", "room", "sent", "device", "earlier", "memory"};
 static_assert(std::size(kTracedNames) == static_cast<size_t>(Traced::Count));
+
+template <class T>
+uint64_t lost(const StampedRing<T> &ring) noexcept {
+  return ring.total() - std::min<uint64_t>(ring.total(), ring.size());
+}
 
 nlohmann::ordered_json steps_json(rank::Rank &local, const StepRing &ring) {
   auto steps = nlohmann::ordered_json::array();
@@ -59,12 +78,14 @@ nlohmann::ordered_json steps_json(rank::Rank &local, const StepRing &ring) {
   return steps;
 }
 
-// The files to which this process has written a line.
-struct TraceFiles {
+// The file of this process, named by the rank of its first communicator.
+struct TraceFile {
   Mutex mutex;
-  std::set<std::string> begun ISTHMUS_GUARDED_BY(mutex);
+  std::string path ISTHMUS_GUARDED_BY(mutex);
+  bool begun ISTHMUS_GUARDED_BY(mutex) = false;
+  std::set<uint64_t> written ISTHMUS_GUARDED_BY(mutex);  // the ranks of which it has a line, by their serial numbers
 };
-PerProcess<TraceFiles> trace_files;
+PerProcess<TraceFile> trace_file;
 
 }  // namespace
 
@@ -76,6 +97,9 @@ std::string dump_json(comm::Communicator &comm, int indent) {
   ordered_json out{{"communicator", comm.name()},
                    {"rank", comm::own_slot(comm)},
                    {"size", comm.terms().numbering.slots()},
+                   {"members", comm.terms().numbering.members()},
+                   {"epoch", local.id().epoch},
+                   {"boot", read_small_file("/proc/sys/kernel/random/boot_id")},
                    {"host", local.context().mesh().self().hostname},
                    {"pid", ::getpid()},
                    {"now_us", now},
@@ -98,7 +122,7 @@ std::string dump_json(comm::Communicator &comm, int indent) {
                    {"bytes", r.bytes},
                    {p2p ? "peer" : "root", local.id().number(r.peer_or_root)},
                    {"state", result == Code::InProgress ? "running" : "ended"},
-                   {"submitted_us", r.submitted_ns / 1000}};
+                   {"submitted_us", static_cast<double>(r.submitted_ns) / 1000.0}};
     if (result != Code::InProgress) {
       e["duration_us"] = static_cast<double>(r.ended_ns - r.submitted_ns) / 1000.0;
       e["result"] = code_name(result);
@@ -109,20 +133,30 @@ std::string dump_json(comm::Communicator &comm, int indent) {
   out["entries"] = std::move(entries);
   if (const StepRing *const steps = local.context().steps()) {
     out["steps"] = steps_json(local, *steps);
-    out["steps_lost"] = steps->total() - std::min<uint64_t>(steps->total(), steps->size());
+    out["streams"] = streams_json(local.context().data_streams());
+    out["steps_lost"] = lost(*steps);
+    out["entries_lost"] = lost(local.context().recorder());
   }
-  return out.dump(indent);
+  return out.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+void name_trace(const comm::Communicator &comm) {
+  const std::string &pattern = comm.settings().text(Setting::Trace);
+  if (pattern.empty()) return;
+  TraceFile &file = *trace_file;
+  const Lock lock(file.mutex);
+  if (file.path.empty()) file.path = file_name(pattern, comm::own_slot(comm));
 }
 
 void write_trace(comm::Communicator &comm) noexcept {
   const std::string &pattern = comm.settings().text(Setting::Trace);
   if (pattern.empty()) return;
   try {
-    const std::string line = dump_json(comm, -1) + "\n";
-    TraceFiles &files = *trace_files;
-    const Lock lock(files.mutex);
-    const std::string path = file_name(pattern, comm::own_slot(comm));
-    append_to_file(path, line, files.begun.insert(path).second);
+    TraceFile &file = *trace_file;
+    const Lock lock(file.mutex);
+    if (!file.written.insert(comm.local().id().serial).second) return;
+    const bool anew = !std::exchange(file.begun, true) && (has_rank(pattern) || has_process(pattern));
+    append_to_file(file.path, dump_json(comm, -1) + "\n", anew);
   } catch (const std::exception &e) { ISTHMUS_ERROR("the trace was not written (ISTHMUS_TRACE): {}", e.what()); }
 }
 

@@ -137,6 +137,7 @@ bool unhandled() {
 }  // namespace
 
 void watch(const std::shared_ptr<comm::Communicator> &comm) {
+  name_trace(*comm);
   const std::string &pattern = comm->settings().text(Setting::Dump);
   if (pattern.empty()) return;
   Dumper &d = dumper();

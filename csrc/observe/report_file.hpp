@@ -7,7 +7,7 @@ namespace isthmus::observe {
 
 // The file has the text or what it had before, never a part.
 void write_file(const std::string &path, const std::string &text);
-// `anew`: what the file had goes. Several processes may add to a file.
+// `anew`: what the file had goes. Without it several processes may add to a file.
 void append_to_file(const std::string &path, const std::string &text, bool anew);
 
 }  // namespace isthmus::observe

@@ -113,7 +113,13 @@ int DataStreams::threads() const noexcept {
 std::vector<DataStreams::OfPeer> DataStreams::report() const {
   const Lock lock(mutex_);
   std::vector<OfPeer> out;
-  for (const auto &w : links_) out.push_back({w->peer, w->link->news().report()});
+  for (const auto &w : links_) {
+    out.push_back({w->peer, w->link->news().report(), {}});
+    std::vector<pollfd> sockets;
+    w->link->descriptors(sockets);
+    for (const pollfd &socket : sockets)
+      if (net::Traffic t = net::traffic(socket.fd); !t.to.empty()) out.back().connections.push_back(std::move(t));
+  }
   return out;
 }
 

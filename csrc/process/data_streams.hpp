@@ -20,6 +20,7 @@
 #include "base/lock.hpp"
 #include "bootstrap/mesh.hpp"
 #include "link/tcp.hpp"
+#include "net/socket.hpp"
 
 namespace isthmus::process {
 
@@ -43,6 +44,7 @@ class DataStreams {
   struct OfPeer {
     const bootstrap::Peer *peer;
     std::vector<link::StreamReport> streams;
+    std::vector<net::Traffic> connections;  // that there are, in the order of the streams
   };
   std::vector<OfPeer> report() const;
   bool several() const;  // some link has more than one

@@ -105,14 +105,15 @@ def on_devices(comm: isthmus.Comm) -> None:
 
 
 def parts(comm: isthmus.Comm) -> None:
-    with comm.split(0, name="part") as part:
+    with comm.split(comm.rank // 2, name="part") as part:  # two halves, each with a rank 0
         part.barrier()
     comm.barrier()
 
 
 def test_each_communicator_adds_a_line_and_a_new_job_begins_the_file_anew(tmp_path: Path) -> None:
     for _ in range(2):
-        run_processes(2, parts, env={"ISTHMUS_TRACE": str(tmp_path / "new" / "rank_%r")}, fresh=True)
+        run_processes(4, parts, env={"ISTHMUS_TRACE": str(tmp_path / "new" / "rank_%r")}, fresh=True)
+        assert len(files(tmp_path / "new")) == 4
         for path in files(tmp_path / "new"):
             names = [json.loads(line)["communicator"] for line in Path(path).read_text().splitlines()]
             assert names == ["part", "world"]
@@ -122,13 +123,13 @@ def test_older_steps_are_lost_and_the_report_says_so(tmp_path: Path, capsys: pyt
     results = traced(tmp_path, 2, 30, more={"ISTHMUS_TRACE_STEPS": "256"})
     assert all(len(record["steps"]) <= 256 and record["steps_lost"] > 0 for _, record in results)
     assert main(["trace", *files(tmp_path)]) == 0
-    assert "older steps are lost of ranks 0, 1 of 'world' (ISTHMUS_TRACE_STEPS)" in capsys.readouterr().out
+    assert "(rank 1 of 'world') are lost (ISTHMUS_TRACE_STEPS)" in capsys.readouterr().out
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     traced(tmp_path, 3)
     assert main(["trace", files(tmp_path)[0], files(tmp_path)[2]]) == 0
-    assert "of 'world' there is no file of rank 1" in capsys.readouterr().out
+    assert "of 'world' there is no record of rank 1" in capsys.readouterr().out
 
 
 def test_the_timeline_has_each_call_and_each_step_on_one_clock(tmp_path: Path) -> None:
@@ -142,8 +143,8 @@ def test_the_timeline_has_each_call_and_each_step_on_one_clock(tmp_path: Path) -
         mine = [event for event in spans if event["pid"] == rank]
         assert len([event for event in mine if event["cat"] in ("work", "wait")]) >= len(record["steps"])
         assert len([event for event in mine if event["name"].endswith(" all_reduce")]) == 2
-    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert {"world", "world: steps"} < names
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"world, rank 1", "world, rank 1: steps"} < names
 
 
 # ---- records that a test makes up ------------------------------------------------------------------------------------
@@ -165,8 +166,17 @@ def record(rank: int, calls: list[tuple[float, float]], **more: Any) -> dict[str
         }
         for number, (begun, ended) in enumerate(calls)
     ]
-    common = {"communicator": "world", "rank": rank, "size": 2, "host": f"host{rank}", "pid": 1, "now_us": 0, "unix_us": 0}
-    return {**common, "entries": entries, "steps": [], "steps_lost": 0, **more}
+    common = {
+        "communicator": "world",
+        "epoch": 7,
+        "rank": rank,
+        "members": [0, 1],
+        "host": f"host{rank}",
+        "boot": f"boot{rank}",
+    }
+    clock = {"pid": 1, "now_us": 0, "unix_us": 0}
+    lost = {"steps_lost": 0, "entries_lost": 0}
+    return {**common, **clock, "entries": entries, "steps": [], **lost, "streams": [], **more}
 
 
 def report(tmp_path: Path, capsys: pytest.CaptureFixture[str], *records: dict[str, Any]) -> str:
@@ -198,16 +208,99 @@ def test_a_wait_for_a_rank_is_followed_to_what_that_rank_does(tmp_path: Path, ca
     assert "→ 45% of the time of a rank: waits for data. Most is awaited of rank 1, and 60% of its own time: sums" in said
 
 
+def test_waits_are_followed_from_rank_to_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    does = (
+        [1, "data", "x", 0, 1, 64, 1000.0, 9000.0],
+        [1, "data", "x", 0, 2, 64, 1000.0, 9500.0],
+        [1, "reduce", "x", 0, -1, 64, 1000.0, 9000.0],
+    )
+    three = [record(rank, [(1, 11)], steps=[does[rank]], members=[0, 1, 2], boot="one") for rank in range(3)]
+    said = report(tmp_path, capsys, *three)
+    assert (
+        "awaited of rank 2, and 90% of its own time: sums" in said
+        or "which waits for rank 2, and 90% of its own time: sums" in said
+    )
+
+
+def test_memory_that_is_waited_for_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    waits = [[1, "memory", "", 0, -1, 0, 1000.0, 9000.0]]
+    said = report(tmp_path, capsys, *(record(rank, [(1, 11)], steps=waits) for rank in (0, 1)))
+    assert "→ 90% of the time of a rank: waits for memory for its slots" in said
+
+
+def test_groups_of_one_name_and_other_ranks_stay_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    halves = [
+        record(rank, [(1, 11 + half)], epoch=half, boot="one", pid=2 * half + rank) for half in (0, 1) for rank in (0, 1)
+    ]
+    said = report(tmp_path, capsys, *halves)
+    assert said.count("all_reduce of 64 B float32, 'world', 2 ranks, once") == 2
+
+
+def test_a_call_that_failed_is_not_counted_and_the_report_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = record(1, [(1, 2), (5000, 5000.01)], boot="boot0")
+    late["entries"][1]["result"] = "aborted"
+    first = record(0, [(1, 2), (3, 2003)])
+    first["entries"][1]["result"] = "timeout"
+    said = report(tmp_path, capsys, first, late)
+    assert "'world', 2 ranks, once" in said
+    assert "2 operations of 'world' failed on one rank or more, and are not counted" in said
+    assert "apart" not in said
+
+
+def test_a_half_written_line_costs_nothing_but_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "records"
+    path.write_text("\n".join(map(json.dumps, (record(0, [(1, 2)]), record(1, [(1, 2)])))) + '\n{"communicator": "wor')
+    assert main(["trace", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "all_reduce of 64 B float32, 'world', 2 ranks, once" in said
+    assert f"note: {path} has 1 line that cannot be read" in said
+
+
+def test_a_step_that_begins_before_its_turn_counts_from_its_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    early = [[2, "data", "x", 0, 1, 64, 2000.0, 8000.0]]
+    calls: list[tuple[float, float]] = [(1, 6), (2, 16)]
+    said = report(tmp_path, capsys, record(0, calls, steps=early), record(1, calls))
+    assert "rank 0  waits for data of rank 1 40%" in said
+
+
 def test_data_of_a_rank_that_does_nothing_is_a_slow_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     waits = [[1, "data", "finish", 0, 1, 64, 1000.0, 9000.0]]
     said = report(tmp_path, capsys, record(0, [(1, 11)], steps=waits), record(1, [(1, 11)], steps=[]))
-    assert "Most is awaited of rank 1, which does little itself: the way from it is slow, or its processor busy" in said
+    assert "Most is awaited of rank 1, and none of them works much: a way between them is slow" in said
 
 
 def test_ranks_that_wait_for_each_other_may_have_no_processor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     waits = [[[1, "rank", "finish", 0, 1 - rank, 64, 1000.0, 9000.0]] for rank in (0, 1)]
     said = report(tmp_path, capsys, *(record(rank, [(1, 11)], steps=waits[rank]) for rank in (0, 1)))
-    assert "→ 90% of the time of a rank: waits for ranks of its host. None of them works much" in said
+    assert "→ 90% of the time of a rank: waits for ranks of its host. Most is awaited of rank" in said
+    assert "and none of them works much: look whether each has a processor" in said
+
+
+def test_a_way_that_loses_data_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ends = {"from": "10.0.0.1:1", "to": "10.0.0.2:2"}
+    ways = [{**ends, "segments": 100_000, "sent_again": again} for again in (100, 4000)]
+    peer = {"hostname": "host1", "pid": 2, "streams": [], "connections": ways}
+    said = report(tmp_path, capsys, record(0, [(1, 2)], streams=[peer]), record(1, [(1, 2)]))
+    who = "process 1 on host0 (rank 0 of 'world')"
+    lossy = f"the way of {who} from 10.0.0.1:1 to host1 (10.0.0.2:2) loses data: 4000 of 100000 segments were sent again"
+    assert [line for line in said.splitlines() if "loses" in line] == [f"note: {lossy}"]
+
+
+def connections(comm: isthmus.Comm) -> Any:
+    comm.all_reduce(np.ones(MIB // 4, np.float32))
+    streams = isthmus.context_stats()["streams"]
+    comm.barrier()  # none of them has ended yet
+    return streams
+
+
+def test_the_connections_between_two_processes_are_told_with_what_went() -> None:
+    for streams in run_processes(2, connections, islands="a:1,b:1", bridge="tcp"):
+        (peer,) = streams
+        assert len(peer["connections"]) == len(peer["streams"]) > 0
+        assert all(way["round_trip_us"] > 0 and way["from"] != way["to"] for way in peer["connections"])
+        assert sum(way["segments"] for way in peer["connections"]) > 0
 
 
 def test_an_operation_behind_another_begins_when_that_one_has_ended() -> None:
@@ -224,8 +317,9 @@ def test_an_operation_behind_another_begins_when_that_one_has_ended() -> None:
         ("[1]", "is no trace: it has something else than records of communicators"),
         ('{"entries": []}', "has no steps: the job must run with ISTHMUS_TRACE set"),
         ('{"entries": [], "steps": [[1]]}', "is no trace"),
+        (json.dumps(record(0, [(1, 2)], streams=[1])), "is no trace"),
         (json.dumps(record(0, [(1, 2)], steps=[[1, "copy", "x", 0, -1, 5, "now", 1]])), "is no trace"),
-        (json.dumps(record(0, [(1, 2)], size="two")), "is no trace"),
+        (json.dumps(record(0, [(1, 2)], members="two")), "is no trace"),
         (json.dumps(record(0, [(1, 2)], steps=[{}])), "is no trace"),
     ],
 )

@@ -272,10 +272,10 @@ void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, 
 std::string streams_text(const Making &m) {
   const auto &processes = m.wiring.processes;
   size_t least = SIZE_MAX, most = 0;
-  for (const auto &[peer, streams] : m.context().data_streams().report()) {
-    if (std::find(processes.begin(), processes.end(), peer) == processes.end()) continue;
-    least = std::min(least, streams.size());
-    most = std::max(most, streams.size());
+  for (const process::DataStreams::OfPeer &of : m.context().data_streams().report()) {
+    if (std::find(processes.begin(), processes.end(), of.peer) == processes.end()) continue;
+    least = std::min(least, of.streams.size());
+    most = std::max(most, of.streams.size());
   }
   return least < most ? formatted("{} to {}", least, most) : std::to_string(most);
 }

@@ -339,7 +339,8 @@ ISTHMUS_API isthmus_result isthmus_context_stats(char **json); /* threads, descr
  * "staging_pages": null until a device has pinned staging memory, then the NUMA node that was asked for ("numa", -1: none), how many pages
  * were looked at, how many of them are on another node ("elsewhere"), the bytes in huge pages, and what was lost and why ("lost", or "");
  * "streams": for each process that is reached by TCP {"hostname", "pid", "streams": [{"connected", how often it was "lost" and "back",
- * "why" the last time}]}; "heartbeats": how many were heard, of all processes */
+ * "why" the last time}], "connections": [{"from", "to", "round_trip_us",
+ * "least_round_trip_us", "segments" of data, how many of them were "sent_again", "rate": bytes a second that arrived of late}]}; "heartbeats": how many were heard, of all processes */
 ISTHMUS_API void isthmus_free(void *p);
 ISTHMUS_API size_t isthmus_dtype_size(isthmus_dtype dtype); /* bytes; 0 for a bad value */
 ISTHMUS_API const char *isthmus_dtype_name(isthmus_dtype dtype);

@@ -13,6 +13,7 @@ from .. import _trace
 from .._errors import ArgumentError
 
 MOST_RANKS = 16
+LOSSY = 0.002  # of the segments of a connection that were sent more than once
 FEWEST = 0.02  # smaller parts of a rank's time are not shown
 
 
@@ -33,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    ranks = _trace.read(options.files)
+    ranks, notes = _trace.read(options.files)
     if not ranks:
         raise ArgumentError("the files have no record of a communicator")
     if options.timeline:
@@ -41,17 +42,18 @@ def run(options: argparse.Namespace) -> int:
     rehearsal = next((rank.rehearsal for rank in ranks if rank.rehearsal), None)
     kinds = [group for together in _trace.communicators(ranks) for group in _trace.groups(together)]
     kinds.sort(key=lambda group: -group.total)
-    notes = [note for together in _trace.communicators(ranks) for note in _notes(together)]
+    notes += [note for together in _trace.communicators(ranks) for note in _notes(together)] + list(_process_notes(ranks))
     if options.json:
         mark = {"rehearsal": rehearsal} if rehearsal else {}
         print(json.dumps({**mark, "calls": [_data(group) for group in kinds], "notes": notes}, indent=2))
         return 0
     if rehearsal:
         print(f"rehearsal of {rehearsal}: devices are simulated, and no time below is a measurement of one")
-    for group in kinds[: max(options.most, 0)]:
+    most = max(options.most, 0)
+    for group in kinds[:most]:
         print("\n".join(_lines(group)))
-    if len(kinds) > options.most:
-        print(f"... and {len(kinds) - options.most} kinds of calls that took less time (--most)")
+    if len(kinds) > most:
+        print(f"... and {len(kinds) - most} kinds of calls that took less time (--most)")
     for note in notes:
         print(f"note: {note}")
     if options.timeline:
@@ -82,15 +84,31 @@ def _shares(shares: dict[tuple[str, int], float]) -> Iterator[str]:
 
 def _notes(ranks: list[_trace.RankTrace]) -> Iterator[str]:
     name = ranks[0].communicator
-    missing = sorted(set(range(ranks[0].size)) - {rank.rank for rank in ranks})
+    missing = sorted(set(ranks[0].members) - {rank.rank for rank in ranks})
     if missing:
-        yield f"of '{name}' there is no file of {_ranks(missing)}"
-    apart = _trace.clocks_differ_us(ranks)
+        yield f"of '{name}' there is no record of {_ranks(missing)}"
+    failed = sum(rank.failed for rank in ranks)
+    if failed:
+        yield f"{failed} operations of '{name}' failed on one rank or more, and are not counted"
+    apart, told = _trace.clocks(ranks)
     if apart > 0:
         yield f"the clocks of the hosts of '{name}' are at least {_time(apart * 1e-6)} apart, so who calls last is not said"
-    lost = [rank.rank for rank in ranks if rank.lost]
-    if lost:
-        yield f"older steps are lost of {_ranks(lost)} of '{name}' (ISTHMUS_TRACE_STEPS)"
+    elif not told:
+        yield f"nothing shows how far the clocks of the hosts of '{name}' agree"
+
+
+def _process_notes(ranks: list[_trace.RankTrace]) -> Iterator[str]:
+    """Of each process once."""
+    for rank in {(rank.boot, rank.pid): rank for rank in ranks}.values():
+        who = f"process {rank.pid} on {rank.host} (rank {rank.rank} of '{rank.communicator}')"
+        for what, setting in (("steps", "ISTHMUS_TRACE_STEPS"), ("operations", "ISTHMUS_RECORDER_ENTRIES")):
+            if rank.lost[what]:
+                yield f"older {what} of {who} are lost ({setting})"
+        for way in rank.connections:
+            again, segments = int(way["sent_again"]), int(way["segments"])
+            if again > LOSSY * segments and again > 10:
+                ends = f"from {way['from']} to {way['hostname']} ({way['to']})"
+                yield f"the way of {who} {ends} loses data: {again} of {segments} segments were sent again"
 
 
 def _ranks(numbers: list[int]) -> str:
