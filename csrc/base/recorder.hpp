@@ -59,8 +59,9 @@ struct Record {
   uint64_t sequence = 0;
   int64_t submitted_ns = 0, ended_ns = 0;  // monotonic
   uint64_t bytes = 0;
-  int32_t peer_or_root = -1;
+  int32_t peer_or_root = -1, tag = 0;
   uint8_t collective = 0, dtype = 0, op = 0, result = 0;
+  uint32_t unused = 0;
 };
 using Recorder = StampedRing<Record>;
 

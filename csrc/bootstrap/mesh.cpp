@@ -80,6 +80,10 @@ std::shared_ptr<const void> Peer::take_hold() {
 
 bool Peer::surely_ended() const { return state_ && lost.load(std::memory_order_acquire) && state_->surely.load(); }
 
+bool Peer::is_unreachable() const {
+  return state_ && lost.load(std::memory_order_acquire) && state_->kernel_says.unreachable;
+}
+
 bool Peer::end_may_come() const {
   if (!state_ || !lost.load(std::memory_order_acquire)) return true;
   const Lock lock(state_->mutex);

@@ -106,6 +106,8 @@ class Peer {  // another process. Lives as long as the mesh.
   // Once lost: the process has ended or shut Isthmus down, and not merely the way to it. A peer of another host counts as ended where it has
   // closed the connection in order, and not where the connection was reset.
   bool surely_ended() const;
+  // Once lost: nobody has closed the connection, but nothing comes through any more. The process may live.
+  bool is_unreachable() const;
   // Whether it may yet turn out that the process has ended: it is not lost, or its end is still watched.
   bool end_may_come() const;
   // Once lost: the kernel of this host takes the process apart. That lasts where the process had much memory, or a device.

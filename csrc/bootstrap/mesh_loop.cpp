@@ -256,7 +256,7 @@ void Mesh::State::on_readable(Peer &peer) {
       end = "sent " + p.reader.why();
       break;
     }
-    if (reads >= kReadsAtOnce && !p.ended) {
+    if (reads >= kReadsAtOnce && !p.kernel_says.ended) {
       losses.unread = true;
       break;
     }
@@ -271,19 +271,22 @@ void Mesh::State::on_readable(Peer &peer) {
       // A peer of this host is connected by a Unix socket, which the peer's end closes, or a peer that takes this process for lost. Of a peer
       // elsewhere a reset says nothing: who is in between may have made it.
       p.surely = watched ? p.bye || ends_now(pidfd, losses.ending) : n == 0 && sending == 0;
-      end = p.bye                                   ? "shut Isthmus down"
-            : sending != 0 && sending != ECONNRESET ? system_text(kUnreachable, sending)
-            : p.ended                               ? "ended"
-            : watched                               ? "ended, or closed its control connection"
-                                                    : "closed its control connection; it has probably ended";
+      p.kernel_says.unreachable = !p.bye && sending != 0 && sending != ECONNRESET;
+      end = p.bye                       ? "shut Isthmus down"
+            : p.kernel_says.unreachable ? system_text(kUnreachable, sending)
+            : p.kernel_says.ended       ? "ended"
+            : watched                   ? "ended, or closed its control connection"
+                                        : "closed its control connection; it has probably ended";
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else {
+      p.kernel_says.unreachable = true;
       end = system_text(kUnreachable, errno);
     }
   }
   if (end.empty()) return;
   if (p.drop_held(epoll.get())) {  // the peer has not taken it, and may take the next one
+    p.kernel_says.unreachable = false;
     p.surely.store(false);
     return;
   }
@@ -304,7 +307,7 @@ void Mesh::State::on_ended(Peer &peer) {
     }
     return events.on_lost(peer, why);
   }
-  p.ended = true;
+  p.kernel_says.ended = true;
   on_readable(peer);
   losses.ended.emplace_back(&peer, formatted("{} {}", process_text(peer.endpoint), p.bye ? "shut Isthmus down" : "ended"));
 }
@@ -315,7 +318,7 @@ void Mesh::State::lose(Peer &peer, const std::string &why, Told told) {
     Peer::State &p = *peer.state_;
     const Lock lock(p.mutex);
     p.why = why;
-    const bool surely = p.surely || p.bye || p.ended;
+    const bool surely = p.surely || p.bye || p.kernel_says.ended;
     p.surely.store(surely);
     // An orderly end would say that this process has ended.
     if (!surely && told == Told::No)

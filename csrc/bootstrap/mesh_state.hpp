@@ -55,8 +55,11 @@ struct Peer::State {
     int unheard = 0;                 // sent since something came from the peer
     bool rest = false;               // the peer's host has all, and the kernel probes it in place of heartbeats
   } beats;
-  bool bye = false;                 // the peer has said farewell
-  bool ended = false;               // the peer's pidfd says that the process has ended
+  bool bye = false;  // the peer has said farewell
+  struct {
+    bool ended = false;        // by the peer's pidfd
+    bool unreachable = false;  // by the error of the control connection
+  } kernel_says;
   std::atomic<bool> surely{false};  // the peer has ended, and not only the way to it. Any thread asks
 
   bool silent() const ISTHMUS_REQUIRES(mutex);

@@ -52,7 +52,7 @@ void Descriptions::mismatch(uint64_t sequence, int q) noexcept {
     constexpr int kAnswerMs = 150;
     constexpr double kPatienceSeconds = 5;  // a process that is lost ends the wait
     Answer a;
-    auto question = core_.context->control().ask(p.process, p.their_index, core_.id.epoch, sequence);
+    auto question = core_.context->control().ask(p.process, p.their_index, core_.id.epoch, {.sequence = sequence});
     if (question.answered(kAnswerMs, Deadline(kPatienceSeconds), a) && a.known) theirs = describe(core_.id, a.what, a.bytes);
   }
   const Called mine = called(sequence);

@@ -5,7 +5,8 @@
 namespace isthmus::engine {
 namespace {
 
-std::string describe_message(const Identity &id, const Operation &op) {
+// `peer`: its name, unless it is any rank.
+std::string message_with(const Operation &op, const std::string &peer) {
   const Call &c = op.call;
   const bool send = c.collective == Collective::Send;
   const uint64_t bytes = op.cut.whole ? op.cut.whole : c.bytes;
@@ -14,9 +15,8 @@ std::string describe_message(const Identity &id, const Operation &op) {
                     what = c.dtype == DType::UInt8
                                ? formatted("{} bytes", bytes)
                                : formatted("{}, {} elements", dtype_name(c.dtype), bytes / dtype_size(c.dtype));
-  return formatted("{} {} {} ({}{}) on rank {} of '{}'", op.label.empty() ? (send ? "send" : "recv") : op.label,
-                   send ? "to" : "from", c.root < 0 ? std::string("any rank") : id.text(c.root), tag, what, id.number(),
-                   id.name);
+  return formatted("{} {} {} ({}{})", op.label.empty() ? (send ? "send" : "recv") : op.label, send ? "to" : "from",
+                   c.root < 0 ? std::string("any rank") : peer, tag, what);
 }
 
 std::string path_text(const Identity &id, const Operation &op) {
@@ -45,8 +45,12 @@ std::string describe(const Identity &id, uint64_t code, uint64_t bytes) {
   return text + ")";
 }
 
+std::string message_text(const Identity &id, const Operation &op) {
+  return message_with(op, formatted("rank {}", id.number(op.call.root)));
+}
+
 std::string describe(const Identity &id, const Operation &op) {
-  if (op.is_p2p()) return describe_message(id, op);
+  if (op.is_p2p()) return formatted("{} on rank {} of '{}'", message_with(op, id.text(op.call.root)), id.number(), id.name);
   std::string progress;
   if (const uint32_t chunks = op.run.at.chunks(); op.plan && chunks > 1)
     progress = formatted(", chunk {} of {}", std::min(op.run.at.turn(), chunks), chunks);

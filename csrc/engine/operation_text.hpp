@@ -13,6 +13,8 @@ constexpr uint64_t code_of(const Call &c) noexcept {
          static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32;
 }
 std::string describe(const Identity &id, uint64_t code, uint64_t bytes);  // "all_reduce (float32, sum, 1024 elements)"
+// "send to rank 2 (tag 5, float32, 4 elements)"
+std::string message_text(const Identity &id, const Operation &op);
 // "#41 all_reduce (...) on rank 0 of 'world' over shared memory"
 std::string describe(const Identity &id, const Operation &op);
 

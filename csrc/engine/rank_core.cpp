@@ -12,6 +12,13 @@ namespace {
 thread_local const Operation *awaited_here = nullptr;
 const InChild forgets_awaited([](void *) noexcept { awaited_here = nullptr; });
 
+// The failure's text as this rank says it: where another rank has lost the way to this one, the text is of that rank.
+std::string text_of(const Failure &why, const Identity &id) {
+  if (!why.cut || why.by == id.rank || std::find(why.ranks.begin(), why.ranks.end(), id.rank) == why.ranks.end())
+    return why.text;
+  return formatted("{} no longer reaches this rank{}", id.text(why.by), std::string_view(why.text).substr(why.subject));
+}
+
 }  // namespace
 
 Awaited::Awaited(const Operation *op) noexcept : outer_(std::exchange(awaited_here, op)) {}
@@ -41,6 +48,7 @@ RankCore::RankCore(std::shared_ptr<Context> of, Identity who, RankDevice on, Mai
 
 Status RankCore::failure() const {
   Failure f = why();
+  f.text = text_of(f, id);
   if (!f.doing.empty()) f.text += "; this rank was in " + f.doing;
   return f;  // NOLINT(cppcoreguidelines-slicing): the status of it
 }
@@ -97,7 +105,7 @@ void RankCore::ask_for_interrupt() noexcept {
 // ---- the end of an operation ---------------------------------------------------------------------------------------------------------
 
 void RankCore::record(const Operation &op, Code result, int64_t ended_ns) noexcept {
-  context->recorder().add({id.serial, op.sequence, op.time.submitted_ns, ended_ns, op.call.bytes, op.call.root,
+  context->recorder().add({id.serial, op.sequence, op.time.submitted_ns, ended_ns, op.call.bytes, op.call.root, op.call.tag,
                            static_cast<uint8_t>(op.call.collective), static_cast<uint8_t>(op.call.dtype),
                            static_cast<uint8_t>(op.call.op), static_cast<uint8_t>(result)});
 }
@@ -132,7 +140,7 @@ std::string RankCore::about(const Operation &op) const {
   std::string own = describe(op);
   const bool same = f.subject != 0 && f.sequence != 0 && !op.is_p2p() && f.sequence == op.sequence;
   if (f.text.starts_with(own) || (same && f.by == id.rank)) return f.text;
-  if (!same) return own + ": " + f.text;
+  if (!same) return own + ": " + text_of(f, id);
   // The failure is of the same operation on another rank. Of that rank's name for the operation only the path stays.
   const std::string_view text = f.text, subject = text.substr(0, f.subject), rest = text.substr(subject.size());
   const std::string where = formatted(" of '{}'", id.name);

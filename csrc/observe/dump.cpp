@@ -108,7 +108,7 @@ std::string dump_json(comm::Communicator &comm, int indent) {
     out["rehearsal"] = fleet;  // no time of it is a measurement of a device
   const Status why = local.core().failure();
   out["failure"] = why.ok() ? ordered_json(nullptr) : ordered_json{{"code", code_name(why.code)}, {"text", why.text}};
-  const std::string waiting = local.collectives().waiting_text();
+  const std::string waiting = local.events().waiting_text();
   out["waiting"] = waiting.empty() ? ordered_json(nullptr) : ordered_json(waiting);
   auto entries = ordered_json::array();
   const auto add = [&](const Record &r) {
@@ -123,6 +123,7 @@ std::string dump_json(comm::Communicator &comm, int indent) {
                    {p2p ? "peer" : "root", local.id().number(r.peer_or_root)},
                    {"state", result == Code::InProgress ? "running" : "ended"},
                    {"submitted_us", static_cast<double>(r.submitted_ns) / 1000.0}};
+    if (p2p) e["tag"] = r.tag;
     if (result != Code::InProgress) {
       e["duration_us"] = static_cast<double>(r.ended_ns - r.submitted_ns) / 1000.0;
       e["result"] = code_name(result);

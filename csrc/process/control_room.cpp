@@ -29,6 +29,7 @@ Failure read_failure(const AbortMessage &message) {
   why.raiser = h.raiser;
   why.sequence = h.sequence;
   why.late = h.late != 0;
+  why.cut = h.cut != 0;
   why.ranks = message.numbers();
   return why;
 }
@@ -114,7 +115,7 @@ bool ControlRoom::tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint
                        why.late,
                        why.sequence,
                        static_cast<uint32_t>(ranks),
-                       0};
+                       why.cut};
   static_assert(sizeof(int) == sizeof(int32_t));
   std::array<std::byte, kMostFailureRanks * sizeof(int32_t) + kMostFailureText> behind;
   if (ranks) std::memcpy(behind.data(), why.ranks.data(), ranks * sizeof(int32_t));
@@ -136,7 +137,7 @@ void ControlRoom::on_message(bootstrap::Peer &peer, uint16_t type, std::span<con
     case Control::Query: {
       const auto q = unpack<QueryBody>(body);
       if (!q) break;
-      const ReplyBody r{q->number, answer_query(q->member, q->epoch, q->sequence)};
+      const ReplyBody r{q->number, answer_query(q->member, q->epoch, q->question)};
       mesh_.load()->send(peer, static_cast<uint16_t>(Control::Reply), packed(r));
       break;
     }
@@ -158,7 +159,7 @@ void ControlRoom::on_message(bootstrap::Peer &peer, uint16_t type, std::span<con
 
 void ControlRoom::on_lost(bootstrap::Peer &peer, const std::string &why) {
   enter_context_thread();
-  for (const auto &rank : ranks_.all()) rank->peer_lost(peer, why, "is gone");
+  for (const auto &rank : ranks_.all()) rank->peer_lost(peer, why);
   bell_.ring();
 }
 
@@ -181,10 +182,10 @@ void ControlRoom::on_stream(bootstrap::Peer &peer, uint32_t stream, uint32_t gen
 
 // ---- questions -----------------------------------------------------------------------------------------------------------------------
 
-Answer ControlRoom::answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const {
+Answer ControlRoom::answer_query(uint32_t index, uint32_t epoch, const RankQuestion &question) const {
   Answer a;
   const auto asked = ranks_.at(index);
-  if (asked && asked->epoch() == epoch) a = asked->answer(sequence);
+  if (asked && asked->epoch() == epoch) a = asked->answer(question);
   std::string busy = asked ? asked->inside_text() : std::string();
   for (const auto &rank : ranks_.all())
     if (rank != asked && busy.empty()) busy = rank->waiting_text();
@@ -192,21 +193,22 @@ Answer ControlRoom::answer_query(uint32_t index, uint32_t epoch, uint64_t sequen
   return a;
 }
 
-ControlRoom::Inquiry ControlRoom::ask(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence) {
-  Inquiry question(*this, peer);
+ControlRoom::Inquiry ControlRoom::ask(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch,
+                                      const RankQuestion &question) {
+  Inquiry asked(*this, peer);
   if (!peer) {
-    question.own_ = answer_query(their_index, epoch, sequence);
-    return question;
+    asked.own_ = answer_query(their_index, epoch, question);
+    return asked;
   }
   {
     const Lock lock(mutex_);
-    question.number_ = ++next_;
-    questions_[question.number_];
+    asked.number_ = ++next_;
+    questions_[asked.number_];
   }
-  const QueryBody body{their_index, epoch, sequence, question.number_};
+  const QueryBody body{their_index, epoch, asked.number_, question};
   if (!mesh_.load()->send(*peer, static_cast<uint16_t>(Control::Query), packed(body)))
-    forget(std::exchange(question.number_, 0));
-  return question;
+    forget(std::exchange(asked.number_, 0));
+  return asked;
 }
 
 bool ControlRoom::Inquiry::answered(int ms, Deadline patience, Answer &answer) {

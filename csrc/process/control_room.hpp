@@ -68,7 +68,7 @@ class ControlRoom final : public bootstrap::MeshEvents {
     uint64_t number_ = 0;        // 0: it was not sent
     std::optional<Answer> own_;  // of this process
   };
-  Inquiry ask(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence);
+  Inquiry ask(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const RankQuestion &question);
 
   // Whether what had come until then from other processes has been taken (Mesh::has_heard).
   bool has_heard(int64_t until_ns) const noexcept {
@@ -88,7 +88,7 @@ class ControlRoom final : public bootstrap::MeshEvents {
   void take_out_of_band(std::span<const std::byte> body);
   void take_agree(std::span<const std::byte> body);
   void take(Control type, std::span<const std::byte> body);  // what a rank of this process is told
-  Answer answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const;
+  Answer answer_query(uint32_t index, uint32_t epoch, const RankQuestion &question) const;
   bool await(bootstrap::Peer &peer, uint64_t number, int ms, Deadline patience, Answer &answer);
   void forget(uint64_t number);
 

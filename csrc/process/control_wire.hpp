@@ -38,35 +38,50 @@ struct AbortHead {  // a communicator has failed (process::Failure); `ranks` num
   int32_t by, raiser;
   uint32_t late;
   uint64_t sequence;
-  uint32_t ranks, spare;
+  uint32_t ranks, cut;
 };
 static_assert(sizeof(AbortHead) == 48);
 constexpr size_t kMostFailureText = 4096;  // bytes
 constexpr size_t kMostFailureRanks = 64;
 
+enum class MessageSide : uint32_t { None = 0, Send = 1, Recv = 2 };
+
+struct RankQuestion {     // what a rank does
+  uint64_t sequence = 0;  // about the collective of that number
+  // And about a message: whether the rank asked has the other side of what `rank` has with it. None: about no message.
+  int32_t rank = -1, tag = 0;
+  MessageSide side = MessageSide::None;
+  uint32_t spare = 0;
+};
+static_assert(sizeof(RankQuestion) == 24);
+
 struct QueryBody {
   uint32_t member, epoch;
-  uint64_t sequence;
   uint64_t number;  // of the question, for its reply
+  RankQuestion question;
 };
-static_assert(sizeof(QueryBody) == 24);
+static_assert(sizeof(QueryBody) == 40);
 
 struct Answer {  // what a rank does
   uint64_t entered = 0, done = 0, digest = 0, what = 0, bytes = 0;
   int32_t waiting_on = -1;
   uint32_t turn = 0;  // of the host list, in the rank's operation
+  // Of the rank's message with waiting_on, where the rank is in no collective and has a message. waiting_on is -1 where any rank may send it.
+  MessageSide side = MessageSide::None;
+  int32_t tag = 0;
   uint8_t failed = 0, known = 0;
-  uint8_t in_message = 0;  // the rank is in no collective, and waits for a message of waiting_on
+  uint8_t in_message = 0;  // a thread waits for that message
+  uint8_t matched = 0;     // the rank has the other side of the message that was asked about
   char busy[256] = {};     // what else the rank's process waits for; may be empty
-  uint8_t spare[5] = {};
+  uint8_t spare[4] = {};
 };
-static_assert(sizeof(Answer) == 312);
+static_assert(sizeof(Answer) == 320);
 
 struct ReplyBody {
   uint64_t number;
   Answer answer;
 };
-static_assert(sizeof(ReplyBody) == 320);
+static_assert(sizeof(ReplyBody) == 328);
 
 struct StreamRingBody {  // where a byte ring lies in its writer's arena
   uint64_t offset, capacity;

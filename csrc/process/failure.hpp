@@ -23,6 +23,7 @@ struct Failure : Status {
   uint64_t sequence = 0;  // the number of that operation; 0: the operation is a message
   int32_t raiser = -1;    // the rank whose process ends by an error of its program, where that error is the reason
   bool late = false;      // an operation has met its deadline
+  bool cut = false;  // rank `by` has lost the way to `ranks`, which may live. The text begins with who does not reach whom
   int64_t noted_ns = 0;
 };
 

@@ -55,17 +55,15 @@ class ControlReceiver {
   virtual void came_out_of_band(const OutOfBandHead &head, std::span<const std::byte> bytes) = 0;
   virtual void withdrawn_out_of_band(uint32_t rank, uint64_t number) = 0;
   virtual void came_of_agreement(const AgreeHead &head, std::span<const std::byte> ranks) = 0;
-  // `state`: what has become of the process, for the text ("is gone").
-  virtual void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept = 0;
+  virtual void peer_lost(bootstrap::Peer &process, const std::string &why) noexcept = 0;
   // The communicator fails on this rank. The first failure counts. Any thread.
   virtual void fail(Failure why, Tell whom) noexcept = 0;
   // The program has not caught the error `what`. `first`: the error does not follow from the error of another rank.
   virtual void raised(std::string_view what, bool first) noexcept = 0;
   virtual Failure why() const = 0;  // code Ok: the communicator has not failed
-  // For the question of another process what the rank does. `sequence`: the operation asked about.
-  virtual Answer answer(uint64_t sequence) const noexcept = 0;
+  virtual Answer answer(const RankQuestion &question) const noexcept = 0;
   virtual std::string inside_text() const = 0;   // the vendor's call in which a thread gives the device work, or empty
-  virtual std::string waiting_text() const = 0;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
+  virtual std::string waiting_text() const = 0;  // "#3 all_reduce (...) of 'world', waiting for rank 2", or empty
 };
 
 // The links that a thread moves. A thread that is about to poll the sockets hears from them, and leaves out the links over sockets.

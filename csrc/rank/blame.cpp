@@ -9,9 +9,6 @@
 namespace isthmus::rank {
 namespace {
 
-constexpr int kAnswerMs = 150;        // for a process that is well
-constexpr double kSearchSeconds = 6;  // of one search for a culprit
-
 template <class T>
 bool has(const std::vector<T> &all, T one) {
   return std::find(all.begin(), all.end(), one) != all.end();
@@ -25,129 +22,15 @@ int64_t left_ns(const PeerRank &p) {
   return std::max(p.left_ns.load(), p.all_came_ns.load(std::memory_order_relaxed));
 }
 
-Deadline patience_until(Deadline end) { return Deadline::at_ns(std::min(end.ns(), Deadline(kBlamePatience).ns())); }
-
 }  // namespace
-
-process::ControlRoom::Inquiry Blame::ask(int q, uint64_t sequence) const {
-  const PeerRank &p = core_.peers[q];
-  return core_.context->control().ask(p.process, p.their_index, core_.id.epoch, sequence);
-}
 
 const std::string Blame::inside() const {
   const std::string in = core_.inside_text();
   return in.empty() ? in : formatted("; {} is in {}", core_.id.text(core_.id.rank), in);
 }
 
-// ---- the chain of who waits for whom -------------------------------------------------------------------------------------------------
-
 std::string Blame::culprit(const Operation &op, int first, Culprit &found) noexcept {
-  Search search{op, found, Deadline(kSearchSeconds), {core_.id.rank}};
-  for (int q = first;;) {
-    int next = -1;
-    if (auto said = look_at(search, q, next)) return std::move(*said);
-    search.seen.push_back(q);
-    q = next;
-  }
-}
-
-std::optional<std::string> Blame::look_at(Search &search, int q, int &next) noexcept {
-  const Operation &op = search.op;
-  const PeerRank &p = core_.peers[q];
-  const std::string who = core_.id.text(q);
-  std::string &chain = search.chain;
-  if (p.left.load(std::memory_order_acquire)) {
-    search.found = {Code::PeerLost, {q}};
-    return formatted("{} has destroyed its side of the communicator", who);
-  }
-  Answer a;
-  const int64_t heard = p.process ? p.process->last_heard_ns.load(std::memory_order_relaxed) : now_ns();
-  const double silent = static_cast<double>(now_ns() - heard) * 1e-9;
-  if (!ask(q, op.sequence).answered(kAnswerMs, patience_until(search.end), a)) {
-    search.found.ranks = {q};
-    return formatted("{} does not answer; last heard {:.1f} s ago: its process is stopped, or the network to it is down{}",
-                     who, silent, chain);
-  }
-  const std::string busy = a.busy[0] ? formatted("; it is in {}", a.busy) : std::string();
-  next = a.waiting_on;
-  const bool new_rank = next >= 0 && next < core_.id.world && !has(search.seen, next);
-  if (op.is_p2p() && new_rank) {
-    chain += formatted(" (rank {} waits for rank {})", core_.id.number(q), core_.id.number(next));
-    return std::nullopt;
-  }
-  if (op.is_p2p()) search.found.ranks = {q};
-  if (op.is_p2p())
-    return formatted("{} has made no {} that matches; last heard {:.1f} s ago{}{}", who,
-                     op.call.collective == Collective::Send ? "receive" : "send", silent, busy, chain);
-  if (a.entered < op.sequence && (a.entered > a.done || a.in_message) && new_rank) {  // held up before ours
-    chain += a.in_message
-                 ? formatted(" (rank {} waits for a message of rank {})", core_.id.number(q), core_.id.number(next))
-                 : formatted(" (rank {} waits for rank {} in #{})", core_.id.number(q), core_.id.number(next), a.entered);
-    return std::nullopt;
-  }
-  const bool called = a.entered >= op.sequence || a.known != 0;  // its host list may have gone ahead of its turn
-  if (!called) search.found.ranks = {q};
-  if (!called)
-    return formatted("{} has not called it: {}; last heard {:.1f} s ago{}{}", who,
-                     a.entered == 0 ? std::string("it has called nothing on this communicator")
-                                    : formatted("its last call was #{} {}", a.entered, describe(core_.id, a.what, a.bytes)),
-                     silent, busy, chain);
-  if (a.known && a.digest != op.digest && a.digest != 0) {
-    search.found.code = Code::Mismatch;
-    return formatted("{} called {} in its place{}", who, describe(core_.id, a.what, a.bytes), chain);
-  }
-  if (a.entered < op.sequence && next < 0) {
-    search.found.ranks = {q};
-    return formatted("{} is still in the operation before it, #{}, and waits for no rank; last heard {:.1f} s ago{}{}", who,
-                     a.entered, silent, busy, chain);
-  }
-  if (a.done >= op.sequence)
-    return formatted("{} has finished it, but what it sent has not arrived; check the network{}", who, chain);
-  if (next < 0 || next >= core_.id.world) {
-    std::string said = waits_for_nobody(search, q, busy, next);
-    return next >= 0 ? std::nullopt : std::optional(std::move(said));
-  }
-  if (!new_rank)
-    return formatted(
-        "{} waits for rank {} in turn: data between them does not move; if several communicators are in flight, check "
-        "that all ranks use them in the same order{}{}",
-        who, core_.id.number(next), busy, chain);
-  chain += formatted(" (rank {} waits for rank {})", core_.id.number(q), core_.id.number(next));
-  return std::nullopt;
-}
-
-// Rank `q` is not asleep. Rank `q` is slow, or held up this moment, or in a call of its island's library. The library waits for another rank of the
-// island.
-//
-// Two other ranks are likelier culprits: a rank that does not answer at all, and a rank of that island that has not come. In the second case the
-// search goes on with `next`, the rank that has not come.
-std::string Blame::waits_for_nobody(Search &search, int q, const std::string &busy, int &next) noexcept {
-  const int island = served_in_[static_cast<size_t>(q)];
-  next = -1;
-  int missing = -1;
-  std::string others;  // in calls of their own
-  std::vector<std::pair<int, process::ControlRoom::Inquiry>> asked;
-  for (int r = 0; r < core_.id.world; ++r)
-    if (r != core_.id.rank && r != q && !has(search.seen, r)) asked.emplace_back(r, ask(r, search.op.sequence));
-  const Deadline patience = patience_until(search.end);
-  for (auto &[r, question] : asked) {
-    Answer other;
-    if (!question.answered(kAnswerMs, patience, other)) {
-      search.found.ranks = {r};
-      return formatted("{} does not answer: its process is stopped, or the network to it is down{}", core_.id.text(r),
-                       search.chain);
-    }
-    const bool beside = island >= 0 && served_in_[static_cast<size_t>(r)] == island;
-    if (beside && missing < 0 && other.entered < search.op.sequence) missing = r;
-    if (beside && other.busy[0]) others += formatted("; {} of the same island is in {}", core_.id.text(r), other.busy);
-  }
-  if (missing >= 0) {
-    search.chain += formatted(" (rank {} waits for its island's rank {})", core_.id.number(q), core_.id.number(missing));
-    next = missing;
-    return {};
-  }
-  return formatted("{} is still inside it and waits for nobody{}{}{}{}", core_.id.text(q),
-                   others.empty() ? ": it is slow, or its transfer is" : " that it knows of", busy, others, search.chain);
+  return WaitChain(core_, served_in_, op, found).follow(first);
 }
 
 // ---- collectives ---------------------------------------------------------------------------------------------------------------------
@@ -172,7 +55,7 @@ std::string Blame::library_text(const Operation &op, Culprit &found) noexcept {
   std::vector<std::optional<process::ControlRoom::Inquiry>> asked;  // none: of a rank that has left, or of this rank
   for (const int q : island)
     if (q == core_.id.rank || core_.peers[q].left.load(std::memory_order_acquire)) asked.emplace_back();
-    else asked.emplace_back(ask(q, op.sequence));
+    else asked.emplace_back(ask(core_, q, {.sequence = op.sequence}));
   const Deadline patience(kBlamePatience);
   int outside = -1;  // a rank outside the island, for which a rank of the island waits
   int behind = -1;   // a rank of the island whose own device has not come as far as this one's

@@ -13,12 +13,9 @@
 #include <vector>
 
 #include "rank/names.hpp"
+#include "rank/wait_chain.hpp"
 
 namespace isthmus::rank {
-
-// How long a search for a culprit waits for the answer of a process whose heartbeats still come: seconds. Several that are asked at once have that
-// time together.
-inline constexpr double kBlamePatience = 2.5;
 
 class Blame {
  public:
@@ -34,23 +31,8 @@ class Blame {
   void fail_late_submission(int64_t now) noexcept;
 
  private:
-  struct Culprit {
-    Code code = Code::Timeout;  // what the operation fails with
-    std::vector<int>
-        ranks{};  // who has not come, or is gone; empty for one that is there, and is slow or does something else
-  };
-  struct Search {
-    const Operation &op;
-    Culprit &found;
-    Deadline end;             // behind it no question has the time that a slow process needs
-    std::vector<int> seen{};  // ranks of the chain of who waits for whom
-    std::string chain{};
-  };
   // Follows the chain of who waits for whom from rank `first` to its end.
   std::string culprit(const Operation &op, int first, Culprit &found) noexcept;
-  // What is said of rank `q`. Or nothing: then the search goes on with rank `next`.
-  std::optional<std::string> look_at(Search &search, int q, int &next) noexcept;
-  std::string waits_for_nobody(Search &search, int q, const std::string &busy, int &next) noexcept;
   // Names the rank that keeps the library of this rank's island waiting: the rank has not called the operation, or does not answer.
   std::string library_text(const Operation &op, Culprit &found) noexcept;
   std::string library_call_text(const Operation &op) const;
@@ -60,7 +42,6 @@ class Blame {
       const Operation &op) const;  // of a message whose copy from or to the device has not come to its end
   std::string no_place_text(const Operation &op) const;
   std::string library_message_text() const;
-  process::ControlRoom::Inquiry ask(int q, uint64_t sequence) const;
   const std::string inside() const;  // "; rank 0 is in ...", or empty
 
   RankCore &core_;

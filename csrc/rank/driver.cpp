@@ -62,7 +62,7 @@ void RankDriver::forget_on_links() noexcept {
 
 struct RankDriver::Waiting {
   Operation *op;
-  bool p2p, sockets, crowded, spare;
+  bool messages, sockets, crowded, spare;  // `messages`: a message or a group
   bool frames;  // frames matter to this operation; else only to others, and the thread looks at the links now and then
   int polls;    // before the thread looks at the clock
   int idle = 0;
@@ -70,10 +70,11 @@ struct RankDriver::Waiting {
   int64_t idle_since = 0, looked = 0, asked = 0;
 
   Waiting(Operation *of, const RankCore &core) noexcept
-      : op(of), p2p(of->is_p2p()), crowded(process::oversubscribed()), spare(process::processors_to_spare()) {
+      : op(of), crowded(process::oversubscribed()), spare(process::processors_to_spare()) {
     const bool group = of->end.children.load(std::memory_order_relaxed) != 0;
-    sockets = core.context->links().count() != 0 && (p2p || group || !core.id.topology.flat);
-    frames = p2p || group || (of->plan && of->plan->uses_links) || !of->core;
+    messages = of->is_p2p() || group;
+    sockets = core.context->links().count() != 0 && (messages || !core.id.topology.flat);
+    frames = messages || (of->plan && of->plan->uses_links) || !of->core;
     polls = crowded || sockets ? 8 : 256;
   }
   void has_moved() noexcept {
@@ -86,7 +87,7 @@ struct RankDriver::Waiting {
 void RankDriver::look_at_clock(Waiting &w, int64_t now) noexcept {
   w.looked = now;
   core_.context->progress().stand_in();
-  if (w.p2p) awaited_message_.store(w.op, std::memory_order_release);
+  if (w.messages) awaited_message_.store(w.op, std::memory_order_release);
   core_.context->links().report_broken();
   check_deadlines(now);
   if (now - w.asked > 50'000'000) {
@@ -148,7 +149,7 @@ bool RankDriver::wait(Operation *op, int64_t until_ns) noexcept {
       }
     }
   }
-  if (w.p2p) awaited_message_.store(nullptr, std::memory_order_release);
+  if (w.messages) awaited_message_.store(nullptr, std::memory_order_release);
   core_.waiters.fetch_sub(1, std::memory_order_acq_rel);
   return over;
 }

@@ -57,7 +57,7 @@ class RankDriver {
   DeviceHealth &health_;
   Blame &blame_;
   std::atomic<const Operation *> awaited_message_{
-      nullptr};                // a thread waits for this message and has found nothing to do; compared, never followed
+      nullptr};  // a thread waits for this message or group and has found nothing to do; compared, never followed
   bool looked_again_ = false;  // exec: after a failure, for what can still end well
   bool forgotten_ = false;     // exec: after a failure, on the links
 };

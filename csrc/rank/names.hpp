@@ -29,6 +29,7 @@ using engine::LeaveBody;
 using engine::Leaving;
 using engine::LookAt;
 using engine::Mailbox;
+using engine::message_text;
 using engine::Operation;
 using engine::OperationPool;
 using engine::OperationSink;

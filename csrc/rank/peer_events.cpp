@@ -3,6 +3,28 @@
 #include "base/clock.hpp"
 
 namespace isthmus::rank {
+namespace {
+
+using process::MessageSide;
+using process::RankQuestion;
+
+MessageSide side_of(const Operation &message) noexcept {
+  return message.call.collective == Collective::Send ? MessageSide::Send : MessageSide::Recv;
+}
+
+// -1: any rank.
+int peer_of(const Operation &message) noexcept {
+  return message.message.source >= 0 ? message.message.source : message.call.root;
+}
+
+// Whether the message is `whole`, or a part of it: `whole` may be a long message, or a group.
+bool belongs_to(const Operation &message, const Operation *whole) noexcept {
+  for (const Operation *o = &message; o && whole; o = o->end.parent)
+    if (o == whole) return true;
+  return false;
+}
+
+}  // namespace
 
 void PeerEvents::credit(uint32_t rank, uint64_t granted) noexcept {
   if (!is_rank(rank)) return;
@@ -17,13 +39,24 @@ void PeerEvents::nothing_more_of(PeerRank &p) noexcept {
   p.left_sent.store(0, std::memory_order_release);  // who reads it reads the time too
 }
 
-void PeerEvents::lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept {
+void PeerEvents::lost(bootstrap::Peer &process, const std::string &why) noexcept {
+  fail_lost(process, why, process.is_unreachable());
+}
+
+void PeerEvents::fail_lost(bootstrap::Peer &process, const std::string &why, bool unreachable) noexcept {
   for (PeerRank &p : core_.peers)
     if (p.process == &process) nothing_more_of(p);
   for (int q = 0; q < core_.id.world; ++q) {
     if (core_.peers[q].process != &process || core_.peers[q].left.load(std::memory_order_acquire)) continue;
-    Failure lost{
-        {Code::PeerLost, formatted("{} {}: {}; start it again and make a new communicator", core_.id.text(q), state, why)}};
+    Failure lost{{Code::PeerLost, unreachable
+                                      ? formatted("{} does not reach {}", core_.id.text(core_.id.rank), core_.id.text(q))
+                                      : formatted("{} is gone", core_.id.text(q))}};
+    lost.subject = static_cast<uint32_t>(lost.text.size());
+    lost.by = core_.id.rank;
+    lost.cut = !process.surely_ended();
+    lost.text +=
+        formatted(": {}; {}", why,
+                  unreachable ? "check the way between these two hosts" : "start it again and make a new communicator");
     lost.doing = collectives_.waiting_text();
     for (int r = 0; r < core_.id.world; ++r)
       if (core_.peers[r].process == &process && !core_.peers[r].left.load(std::memory_order_acquire))
@@ -38,7 +71,7 @@ void PeerEvents::link_broken(const link::Link *link, const std::string &why) noe
     PeerRank &p = core_.peers[q];
     if (p.link != link || !p.process) continue;
     if (!p.left.load(std::memory_order_acquire))
-      return lost(*p.process, formatted("its data connection broke ({})", why), "is cut off");
+      return fail_lost(*p.process, formatted("its data connection broke ({})", why), true);
     // The rank has left, and has closed the connection. All that the rank had to send should have come before.
     nothing_more_of(p);
     if (collectives_.waiting_on() != q) continue;
@@ -69,20 +102,43 @@ void PeerEvents::ends_library(uint32_t rank, Leaving how) noexcept {
   core_.wake();
 }
 
-Answer PeerEvents::answer(uint64_t sequence) noexcept {
+Answer PeerEvents::answer(const RankQuestion &question) noexcept {
   Answer a;
-  collectives_.answer(a, sequence);
+  collectives_.answer(a, question.sequence);
   a.failed = core_.failed();
-  if (a.entered > a.done) return a;
-  // The rank is not inside a collective. So the answer names the peer of the message that a thread waits for, or else of the oldest message.
+  const bool inside = a.entered > a.done;
+  if (inside && question.side == MessageSide::None) return a;
+  // Where the rank is not inside a collective, the answer names the peer of the message that a thread waits for, or else of the oldest message.
   const Operation *const awaited = driver_.awaited_message();
   messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
-    const int peer = o.message.source >= 0 ? o.message.source : o.call.root;
-    a.in_message = &o == awaited && peer >= 0;
-    if (a.waiting_on < 0 || a.in_message) a.waiting_on = peer;
-    return !a.in_message;
+    const int peer = peer_of(o);
+    if (question.side != MessageSide::None && side_of(o) != question.side && o.call.tag == question.tag &&
+        (peer == question.rank || peer < 0))
+      a.matched = 1;
+    const bool waits = belongs_to(o, awaited);
+    if (inside || a.in_message || (!waits && a.waiting_on >= 0)) return true;
+    a.in_message = waits;
+    a.waiting_on = peer;
+    a.side = side_of(o);
+    a.tag = o.call.tag;
+    return true;
   });
   return a;
+}
+
+std::string PeerEvents::waiting_text() noexcept {
+  std::string text = collectives_.waiting_text();
+  const Operation *const awaited = driver_.awaited_message();
+  if (!text.empty() || !awaited) return text;
+  messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
+    if (!belongs_to(o, awaited)) return true;
+    const int peer = peer_of(o);
+    text = formatted("{} of '{}', waiting for {} to {} it", message_text(core_.id, o), core_.id.name,
+                     peer < 0 ? std::string("any rank") : core_.id.text(peer),
+                     side_of(o) == MessageSide::Send ? "receive" : "send");
+    return false;
+  });
+  return text;
 }
 
 }  // namespace isthmus::rank

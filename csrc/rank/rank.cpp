@@ -142,7 +142,7 @@ std::vector<Record> look_at_records(RankCore &core, Collectives &collectives, Me
   constexpr size_t kMostCollectives = 4096, kMost = 8192;
   std::vector<Record> flying;
   const auto add = [&](const Operation &o) {
-    flying.push_back({core.id.serial, o.sequence, o.time.submitted_ns, 0, o.call.bytes, o.call.root,
+    flying.push_back({core.id.serial, o.sequence, o.time.submitted_ns, 0, o.call.bytes, o.call.root, o.call.tag,
                       static_cast<uint8_t>(o.call.collective), static_cast<uint8_t>(o.call.dtype),
                       static_cast<uint8_t>(o.call.op), static_cast<uint8_t>(Code::InProgress)});
   };

@@ -69,8 +69,8 @@ void RankPort::came_of_agreement(const process::AgreeHead &head, std::span<const
   rank_.agreement().came(head, ranks);
 }
 
-void RankPort::peer_lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept {
-  rank_.events().lost(process, why, state);
+void RankPort::peer_lost(bootstrap::Peer &process, const std::string &why) noexcept {
+  rank_.events().lost(process, why);
   rank_.agreement().look();
 }
 
@@ -84,9 +84,9 @@ void RankPort::raised(std::string_view what, bool first) noexcept {
 }
 
 Failure RankPort::why() const { return rank_.core().why(); }
-Answer RankPort::answer(uint64_t sequence) const noexcept { return rank_.events().answer(sequence); }
+Answer RankPort::answer(const process::RankQuestion &question) const noexcept { return rank_.events().answer(question); }
 std::string RankPort::inside_text() const { return rank_.core().inside_text(); }
-std::string RankPort::waiting_text() const { return rank_.collectives().waiting_text(); }
+std::string RankPort::waiting_text() const { return rank_.events().waiting_text(); }
 
 // ---- progress ------------------------------------------------------------------------------------------------------------------------
 

@@ -32,11 +32,11 @@ class RankPort final : public process::LocalRank {
   void came_out_of_band(const process::OutOfBandHead &head, std::span<const std::byte> bytes) override;
   void withdrawn_out_of_band(uint32_t rank, uint64_t number) override;
   void came_of_agreement(const process::AgreeHead &head, std::span<const std::byte> ranks) override;
-  void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept override;
+  void peer_lost(bootstrap::Peer &process, const std::string &why) noexcept override;
   void fail(Failure why, Tell whom) noexcept override;
   void raised(std::string_view what, bool first) noexcept override;
   Failure why() const override;
-  Answer answer(uint64_t sequence) const noexcept override;
+  Answer answer(const process::RankQuestion &question) const noexcept override;
   std::string inside_text() const override;
   std::string waiting_text() const override;
 

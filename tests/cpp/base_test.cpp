@@ -617,6 +617,7 @@ Record numbered(uint64_t n) {
   r.ended_ns = static_cast<int64_t>(n * 7);
   r.bytes = ~n;
   r.peer_or_root = static_cast<int32_t>(n % 1000) - 1;
+  r.tag = static_cast<int32_t>(n * 11);
   r.collective = static_cast<uint8_t>(n);
   r.dtype = static_cast<uint8_t>(n >> 1);
   r.op = static_cast<uint8_t>(n >> 2);
@@ -626,8 +627,8 @@ Record numbered(uint64_t n) {
 bool is_whole(const Record &r) {
   const Record e = numbered(r.sequence);
   return r.communicator == e.communicator && r.submitted_ns == e.submitted_ns && r.ended_ns == e.ended_ns &&
-         r.bytes == e.bytes && r.peer_or_root == e.peer_or_root && r.collective == e.collective && r.dtype == e.dtype &&
-         r.op == e.op && r.result == e.result;
+         r.bytes == e.bytes && r.peer_or_root == e.peer_or_root && r.tag == e.tag && r.collective == e.collective &&
+         r.dtype == e.dtype && r.op == e.op && r.result == e.result;
 }
 
 TEST(Recorder, KeepsTheLastEntriesOldestFirst) {
@@ -652,6 +653,7 @@ TEST(Recorder, KeepsTheExtremesOfEveryField) {
   r.submitted_ns = std::numeric_limits<int64_t>::min();
   r.ended_ns = std::numeric_limits<int64_t>::max();
   r.peer_or_root = std::numeric_limits<int32_t>::min();
+  r.tag = std::numeric_limits<int32_t>::max();
   r.collective = r.dtype = r.op = r.result = 255;
   recorder.add(r);
   const auto all = recorder.read();
@@ -661,6 +663,7 @@ TEST(Recorder, KeepsTheExtremesOfEveryField) {
   EXPECT_EQ(all[0].submitted_ns, r.submitted_ns);
   EXPECT_EQ(all[0].ended_ns, r.ended_ns);
   EXPECT_EQ(all[0].peer_or_root, r.peer_or_root);
+  EXPECT_EQ(all[0].tag, r.tag);
   EXPECT_EQ(all[0].collective + all[0].dtype + all[0].op + all[0].result, 4 * 255);
 }
 

@@ -53,11 +53,14 @@ TEST(ControlWire, Credit) {
 
 TEST(ControlWire, AbortHead) {
   goes_there_and_back(
-      AbortHead{1, 2, 4, 40, 23, 5, -1, 1, 9, 2, 0},
-      bytes_of({{4, 1}, {4, 2}, {4, 4}, {4, 40}, {4, 23}, {4, 5}, {4, 0xffffffff}, {4, 1}, {8, 9}, {4, 2}, {4, 0}}));
+      AbortHead{1, 2, 4, 40, 23, 5, -1, 1, 9, 2, 1},
+      bytes_of({{4, 1}, {4, 2}, {4, 4}, {4, 40}, {4, 23}, {4, 5}, {4, 0xffffffff}, {4, 1}, {8, 9}, {4, 2}, {4, 1}}));
 }
 
-TEST(ControlWire, Query) { goes_there_and_back(QueryBody{1, 2, 3, 4}, bytes_of({{4, 1}, {4, 2}, {8, 3}, {8, 4}})); }
+TEST(ControlWire, Query) {
+  goes_there_and_back(QueryBody{1, 2, 3, {.sequence = 4, .rank = 5, .tag = -6, .side = MessageSide::Recv}},
+                      bytes_of({{4, 1}, {4, 2}, {8, 3}, {8, 4}, {4, 5}, {4, 0xfffffffa}, {4, 2}, {4, 0}}));
+}
 
 TEST(ControlWire, Reply) {
   ReplyBody body{7, {}};
@@ -67,7 +70,10 @@ TEST(ControlWire, Reply) {
   body.answer.what = 13;
   body.answer.bytes = 14;
   body.answer.turn = 15;
+  body.answer.side = MessageSide::Send;
+  body.answer.tag = 16;
   body.answer.known = 1;
+  body.answer.matched = 1;
   body.answer.busy[0] = 'x';
   goes_there_and_back(body, bytes_of({{8, 7},
                                       {8, 11},
@@ -77,11 +83,14 @@ TEST(ControlWire, Reply) {
                                       {8, 14},
                                       {4, 0xffffffff},
                                       {4, 15},
+                                      {4, 1},
+                                      {4, 16},
                                       {1, 0},
                                       {1, 1},
                                       {1, 0},
+                                      {1, 1},
                                       {256, 'x'},
-                                      {5, 0}}));
+                                      {4, 0}}));
 }
 
 TEST(ControlWire, AReplyWhoseTextHasNoEndIsGivenOne) {

@@ -57,13 +57,13 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
   void came_out_of_band(const OutOfBandHead &, std::span<const std::byte> bytes) override { came += bytes.size(); }
   void withdrawn_out_of_band(uint32_t, uint64_t) override { ++withdrawn; }
   void came_of_agreement(const AgreeHead &, std::span<const std::byte> ranks) override { agreed += ranks.size(); }
-  void peer_lost(bootstrap::Peer &, const std::string &, const char *) noexcept override {}
+  void peer_lost(bootstrap::Peer &, const std::string &) noexcept override {}
   void fail(Failure reason, Tell) noexcept override { failure = std::move(reason); }
   void raised(std::string_view, bool) noexcept override {}
   Failure why() const override { return failure; }
-  Answer answer(uint64_t sequence) const noexcept override {
+  Answer answer(const RankQuestion &question) const noexcept override {
     Answer a;
-    a.entered = sequence;
+    a.entered = question.sequence;
     return a;
   }
   std::string inside_text() const override { return inside; }
@@ -287,15 +287,15 @@ TEST_F(RoomTest, TheRetiredHearWhoHasLeft) {
 TEST_F(RoomTest, AnAnswerSaysWhatElseTheProcessWaitsFor) {
   const auto asked = seated(), other = seated();
   Answer a;
-  EXPECT_TRUE(control.ask(nullptr, asked->my_index, 7, 42).answered(10, Deadline(1), a));
+  EXPECT_TRUE(control.ask(nullptr, asked->my_index, 7, {.sequence = 42}).answered(10, Deadline(1), a));
   EXPECT_EQ(a.entered, 42u);
   EXPECT_STREQ(a.busy, "");
   other->waiting = "barrier #1 of 'other'";
-  EXPECT_TRUE(control.ask(nullptr, asked->my_index, 6, 42).answered(10, Deadline(1), a));
+  EXPECT_TRUE(control.ask(nullptr, asked->my_index, 6, {.sequence = 42}).answered(10, Deadline(1), a));
   EXPECT_EQ(a.entered, 0u);  // of an earlier communicator of that index
   EXPECT_STREQ(a.busy, "barrier #1 of 'other'");
   asked->inside = "ncclAllReduce";
-  EXPECT_TRUE(control.ask(nullptr, asked->my_index, 7, 42).answered(10, Deadline(1), a));
+  EXPECT_TRUE(control.ask(nullptr, asked->my_index, 7, {.sequence = 42}).answered(10, Deadline(1), a));
   EXPECT_STREQ(a.busy, "ncclAllReduce");
 }
 

@@ -532,7 +532,8 @@ std::vector<Bytes> control_seeds() {
           seed(process::pack(process::AbortHead{1, 2, 4, 40, 23, 0, -1, 1, 3, 0, 0}, text, room)),
           seed(process::pack(process::AbortHead{1, 2, 4, 32, 23, 0, -1, 1, 3, 2, 0}, text,
                              room)),  // the text's beginning as ranks
-          seed(process::packed(process::QueryBody{1, 2, 3, 4})),
+          seed(process::packed(
+              process::QueryBody{1, 2, 3, {.sequence = 4, .rank = 1, .tag = 5, .side = process::MessageSide::Send}})),
           seed(process::packed(reply)),
           seed(process::packed(process::StreamRingBody{link::Arena::kHeader, link::ByteRing::kLeastCapacity})),
           seed(process::packed(process::LeaveBody{1, 2, 3, process::Leaving::Broken, 5, 6})),

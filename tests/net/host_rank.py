@@ -163,6 +163,38 @@ def of_last_messages(comm: isthmus.Comm, count: int, length: int) -> None:
     print(json.dumps([int(x[-1]) for x in data]), flush=True)
 
 
+def said_of(error: isthmus.Error) -> str:
+    return json.dumps({"kind": type(error).__name__, "text": str(error), "ranks": error.ranks, "at": time.monotonic()})
+
+
+def until_it_hears(comm: isthmus.Comm) -> None:
+    """Rank 2 is in no call, says what it hears, and leaves when the test says so. The others wait for it in a barrier."""
+    if comm.rank != 2:
+        try:
+            comm.barrier()
+        except isthmus.Error as error:
+            print(said_of(error), flush=True)
+        sys.stdin.readline()
+        return
+    while comm.error is None:
+        time.sleep(0.01)
+    print(said_of(comm.error), flush=True)
+    sys.stdin.readline()
+    comm.destroy()
+    sys.stdin.readline()
+
+
+def until_messages_are_late(comm: isthmus.Comm, count: int) -> None:
+    """The two ranks send each other a long message at one time."""
+    comm.set_timeout(float(sys.stdin.readline()))
+    try:
+        received = comm.recv(np.zeros(count), 1 - comm.rank, async_op=True)
+        comm.send(np.ones(count), 1 - comm.rank)
+        received.wait()
+    except isthmus.Error as error:
+        print(said_of(error), flush=True)
+
+
 def main() -> None:
     if sys.argv[1] == "by-id":
         return meet_by_id()
@@ -187,6 +219,10 @@ def main() -> None:
     print(json.dumps("ready"), flush=True)
     if sys.argv[1] == "last-messages":
         return of_last_messages(comm, *map(int, sys.argv[2:]))
+    if sys.argv[1] == "until-heard":
+        return until_it_hears(comm)
+    if sys.argv[1] == "late-messages":
+        return until_messages_are_late(comm, int(sys.argv[2]))
     x = np.ones(int(sys.argv[2]) if len(sys.argv) > 2 else 1000)
     if sys.argv[1] == "until-deadline":
         comm.set_timeout(float(sys.stdin.readline()))  # said when the test has done what it is about
@@ -194,7 +230,7 @@ def main() -> None:
         while True:
             comm.all_reduce(x, "max")
     except isthmus.Error as error:
-        print(json.dumps({"kind": type(error).__name__, "text": str(error), "at": time.monotonic()}), flush=True)
+        print(said_of(error), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -95,8 +96,56 @@ def test_a_host_that_vanishes_is_lost_long_before_the_deadline(hosts: Hosts, fam
         for n, rank in enumerate(ranks):
             said = line(rank)
             assert said["kind"] == "PeerLostError" and f"rank {1 - n}" in said["text"], said
-            assert "unreachable" in said["text"], said
+            assert f"rank {n} (" in said["text"] and ") does not reach rank " in said["text"], said
+            assert "unreachable" in said["text"] and "check the way between these two hosts" in said["text"], said
             assert said["at"] - cut > 1, said
+    finally:
+        end(ranks)
+
+
+def test_who_loses_the_way_to_a_rank_is_named_by_the_others_and_by_that_rank(hosts: Hosts) -> None:
+    """The way is cut for so long that only rank 0 misses answers, as the others say little. Rank 2, which is beside it,
+    hears of it, and tells rank 1 when the way is there again."""
+    seldom, often = {"ISTHMUS_HEARTBEAT_MS": "60000", **PATIENT}, {"ISTHMUS_HEARTBEAT_MS": "20", **PATIENT}
+    ranks = hosts.start_on((0, 1, 0), [often, seldom, seldom], "until-heard")
+    try:
+        for rank in ranks:
+            assert line(rank) == "ready"
+        time.sleep(0.2)
+        hosts.silence("cable", [0])
+        said = {n: line(ranks[n]) for n in (0, 2)}
+        hosts.restore("cable", [0])
+        assert ranks[2].stdin is not None
+        print("leave", file=ranks[2].stdin, flush=True)
+        said[1] = line(ranks[1])
+        for n, one in said.items():
+            assert one["kind"] == "PeerLostError" and one["ranks"] == [1], (n, one)
+            cut = r"no longer reaches this rank" if n == 1 else r"does not reach rank 1 \(pid \d+ on [^)]+\)"
+            said_there = rf"rank 0 \(pid \d+ on [^)]+\) {cut}: .*unreachable.*; check the way between"
+            assert re.search(said_there, one["text"]), (n, one)
+            assert "is gone" not in one["text"], (n, one)
+    finally:
+        end(ranks)
+
+
+@pytest.mark.parametrize("mode", ["until-deadline", "late-messages"])
+def test_a_network_that_is_slow_is_named_at_a_deadline(hosts: Hosts, mode: str) -> None:
+    """Each rank waits for what the other sends, and both have called it."""
+    ranks = hosts.start("IPv4", mode, str(1 << 20), settings=PATIENT)
+    try:
+        for rank in ranks:
+            assert line(rank) == "ready"
+        hosts.shape("cable", 0.5)
+        for rank in ranks:
+            assert rank.stdin is not None
+            print(2, file=rank.stdin, flush=True)
+        addresses = [ADDRESSES["IPv4"].format(n + 1) for n in (0, 1)]
+        way = rf"the way between rank 0 \([^)]+, {addresses[0]}\) and rank 1 \([^)]+, {addresses[1]}\) is slow or blocked"
+        for rank in ranks:
+            said = line(rank)
+            assert said["kind"] == "TimeoutError" and said["ranks"] == [], said
+            assert re.search(way, said["text"]), said
+            assert "several communicators" not in said["text"] and "ring" not in said["text"], said
     finally:
         end(ranks)
 

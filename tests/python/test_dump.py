@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -164,6 +165,36 @@ def test_a_record_lacks_no_operation_that_ends_while_it_is_made(processes: Calla
 
     for looks, missing in processes(3, body):
         assert looks and not missing, (looks, missing)
+
+
+def test_a_record_says_for_which_message_a_rank_waits(processes: Callable[..., list[Any]]) -> None:
+    """The sender's message is so long that it goes in parts. Rank 1 goes on when both have been seen to wait."""
+
+    def body(comm: isthmus.Comm) -> tuple[str, list[tuple[str, int]]]:
+        x, small = np.ones(1 << 20), np.ones(1)
+        other = 1 - comm.rank
+        call, given = (comm.send, (x, 0, 5)) if comm.rank == 1 else (comm.recv, (small, 1, 9))
+        thread = threading.Thread(target=call, args=given)
+        thread.start()
+        until(lambda: comm.dump()["waiting"] is not None)
+        record = comm.dump()
+        if comm.rank == 1:
+            comm.recv(np.ones(1), other)
+            comm.send(small, other, 9)
+        else:
+            comm.send(np.ones(1), other)
+            thread.join()
+            comm.recv(x, other, 5)
+        thread.join()
+        return record["waiting"], sorted({(e["collective"], e["tag"]) for e in record["entries"]})
+
+    (receiver, received), (sender, sent) = processes(2, body)
+    peer = r" of 'world', waiting for rank {} \(pid \d+ on [^)]+\) to "
+    waits = r"recv from rank 1 \(tag 9, float64, 1 elements\)" + peer.format(1) + "send it"
+    assert re.fullmatch(waits, receiver), receiver
+    waits = r"send to rank 0 \(tag 5, float64, 1048576 elements\)" + peer.format(0) + "receive it"
+    assert re.fullmatch(waits, sender), sender
+    assert (received, sent) == ([("recv", 9)], [("send", 5)])
 
 
 def test_the_signal_has_the_record_written_each_time_it_comes(tmp_path: Path) -> None:
