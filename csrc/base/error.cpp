@@ -1,5 +1,9 @@
 #include "base/error.hpp"
 
+#include <sys/resource.h>
+
+#include <cerrno>
+
 namespace isthmus {
 
 const char *code_name(Code code) noexcept {
@@ -27,9 +31,21 @@ const char *code_name(Code code) noexcept {
 std::string system_text(const char *what, int error) {
   char buffer[128] = {};
   // GNU strerror_r: returns the text, which may or may not be in `buffer`.
-  return formatted("{}: {} ({})", what, strerror_r(error, buffer, sizeof buffer), error);
+  std::string text = formatted("{}: {} ({})", what, strerror_r(error, buffer, sizeof buffer), error);
+  if (no_descriptors(error)) text += formatted("; the limit: {}", descriptor_limit(error));
+  return text;
 }
 
-void fail_system(const char *what, int error) { throw Error(Code::System, system_text(what, error)); }
+Code system_code(int error) noexcept { return no_descriptors(error) || error == ENOMEM ? Code::Resource : Code::System; }
+
+bool no_descriptors(int error) noexcept { return error == EMFILE || error == ENFILE; }
+
+std::string descriptor_limit(int error) {
+  rlimit most{};
+  if (error == ENFILE || ::getrlimit(RLIMIT_NOFILE, &most) != 0) return "fs.file-max of this host";
+  return formatted("ulimit -n {}", most.rlim_cur);
+}
+
+void fail_system(const char *what, int error) { throw Error(system_code(error), system_text(what, error)); }
 
 }  // namespace isthmus

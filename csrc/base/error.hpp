@@ -65,6 +65,9 @@ template <class... A>
 
 // "connect: Connection refused (111)" for the errno value `error`.
 std::string system_text(const char *what, int error);
+Code system_code(int error) noexcept;  // Resource where memory or descriptors are used up, else System
+bool no_descriptors(int error) noexcept;
+std::string descriptor_limit(int error);  // "ulimit -n 1024": what a process, or a host, that has no more may raise
 [[noreturn]] void fail_system(const char *what, int error);
 
 }  // namespace isthmus

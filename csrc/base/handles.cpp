@@ -13,9 +13,11 @@ namespace isthmus {
 Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {
   base_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base_ == MAP_FAILED) {
+    const int error = errno;
     base_ = nullptr;
     bytes_ = 0;
-    fail_system("mmap", errno);
+    fail(system_code(error), "{}{}", system_text(formatted("mapping {} bytes of shared memory", bytes).c_str(), error),
+         error == ENOMEM ? "; fewer are wanted with a smaller ISTHMUS_STAGING_BYTES, and `ulimit -v` may limit them" : "");
   }
   ::madvise(base_, bytes, MADV_DONTFORK);
 }

@@ -46,7 +46,7 @@ void prefault(const std::byte *data, size_t bytes) noexcept;
 class Mapping {  // a shared mapping; never inherited by a forked child
  public:
   Mapping() = default;
-  // Maps `bytes` of `fd` (PROT_READ|WRITE, MAP_SHARED) with MADV_DONTFORK. Throws Error(System).
+  // Maps `bytes` of `fd` (PROT_READ|WRITE, MAP_SHARED) with MADV_DONTFORK. Throws Error(System), Error(Resource).
   Mapping(int fd, size_t bytes);
   Mapping(Mapping &&o) noexcept
       : base_(std::exchange(o.base_, nullptr)), bytes_(std::exchange(o.bytes_, 0)), kept_(std::exchange(o.kept_, false)) {}

@@ -60,8 +60,9 @@ class Sink final : public spdlog::sinks::sink {
   }
   void flush() override {}
   void set_pattern(const std::string &) override {
-    auto formatter = std::make_unique<spdlog::pattern_formatter>();
-    formatter->add_flag<RankFlag>('*', *this).set_pattern("[isthmus %P%* %H:%M:%S.%e %l] %v");
+    auto formatter =
+        std::make_unique<spdlog::pattern_formatter>(spdlog::pattern_time_type::utc);  // the hosts of a job agree on it
+    formatter->add_flag<RankFlag>('*', *this).set_pattern("[isthmus %P%* %Y-%m-%dT%H:%M:%S.%eZ %l] %v");
     set_formatter(std::move(formatter));
   }
   void set_formatter(std::unique_ptr<spdlog::formatter> formatter) override {

@@ -10,6 +10,7 @@
 #include "base/assert.hpp"
 #include "base/log.hpp"
 #include "bootstrap/host.hpp"
+#include "net/shortage.hpp"
 #include "net/socket.hpp"
 
 namespace isthmus::bootstrap {
@@ -84,6 +85,13 @@ void Gathering::begin() noexcept {
 }
 
 bool Gathering::gathered() {
+  if (const std::string shortage = roster_.serves_all() ? std::string() : net::lasting_shortage();
+      !shortage.empty() && !roster_.all_contributed(round_)) {
+    set_failure(Code::Resource, formatted("rank 0 is {}, and cannot take the connections of the other ranks: raise that "
+                                          "limit, or close what the program holds open",
+                                          shortage));
+    return false;
+  }
   const auto ranks = roster_.elsewhere();
   for (const RootClient *c : ranks) {
     if (!c) return false;
@@ -125,7 +133,8 @@ bool Gathering::flushed() const {
   return std::all_of(clients_.begin(), clients_.end(), [](const auto &c) { return !c->fd || c->out.empty(); });
 }
 
-void Gathering::time_out(double seconds) {
+void Gathering::time_out(double seconds, const Status &own) {
+  if (!distributing_ && !own.ok()) return set_failure(own.code, formatted("rank 0 gave up: {}", own.text));
   if (!distributing_) return set_failure(Code::Timeout, missing_text(seconds));
   std::vector<int> slow;
   for (const auto &c : clients_)
@@ -198,6 +207,8 @@ std::string Gathering::missing_text(double seconds) const {
                     ranks_text(absent), roster_.world(), seconds, where_);
   if (refused > 0 && keyless.empty() && !roster_.serves_all())  // else they may be of another ticket
     text += formatted(" ({} clients were refused there; the last: {})", refused, gate_.last_refused());
+  if (const std::string shortage = net::lasting_shortage(); !shortage.empty())
+    text += formatted(" (the process there is {}, and cannot take connections)", shortage);
   return text;
 }
 
@@ -271,6 +282,19 @@ size_t Gathering::hear(std::span<const pollfd> fds) {
     }
   }
   std::erase_if(clients_, [&](const auto &c) { return !c->fd && !roster_.has(c.get()); });
+  // Behind all that came with it: where that completes the round, nobody is missing, and the round's result tells more.
+  if (quitter_ && !roster_.all_contributed(round_)) {
+    const auto &[rank, why] = *quitter_;
+    // Who came late because another rank did not answer knows more than the root, to whom all that are late look alike.
+    if (!why.ok()) set_failure(why.code, formatted("rank {} gave up: {}", rank, why.text));
+    else if (const double seconds = tenths_since(start_ns_); seconds >= 1 || !roster_.absent().empty())
+      set_failure(Code::Timeout, formatted("{}; rank {} gave up first", missing_text(seconds), rank));
+    else  // the root itself has only just come
+      set_failure(Code::Timeout, formatted("{} of {} did not take part in exchange {} of the rendezvous at {} before the "
+                                           "deadline of rank {}",
+                                           ranks_text(roster_.silent(round_)), roster_.world(), round_, where_, rank));
+  }
+  quitter_.reset();
   return heard;
 }
 
@@ -292,6 +316,7 @@ void Gathering::lost(RootClient &c) {
   c.out.clear();
   // A rank that has its result may go. The next round shows whether the rank was still needed.
   const bool may_go = roster_.serves_all() ? served && round_ > 0 && !c.contributed(round_) : distributing_ && served;
+  if (quitter_ && quitter_->rank == c.rank()) return;  // it has said why
   if (roster_.member(c) && !may_go) set_failure(Code::PeerLost, c.text() + " ended during the rendezvous");
 }
 
@@ -364,10 +389,13 @@ void Gathering::on_frame(RootClient &c, uint16_t type, std::span<const std::byte
       patience_.note(*m);
       return;
     }
-    case Meet::GiveUp:
-      if (roster_.member(c))
-        set_failure(Code::Timeout, missing_text(tenths_since(start_ns_)) + formatted("; rank {} gave up first", c.rank()));
+    case Meet::GiveUp: {
+      auto m = parse_give_up(body);
+      if (!m) break;
+      // Of a round that is over: the result is on its way to the client, which reads it still.
+      if (roster_.member(c) && m->round == round_ && !quitter_) quitter_ = {c.rank(), std::move(m->why)};
       return;
+    }
     case Meet::Result:
     case Meet::Failure:
     case Meet::Again:

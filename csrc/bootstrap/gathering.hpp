@@ -14,6 +14,7 @@
 #include <poll.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,8 @@ class Gathering {
   bool gathered();                                 // all ranks have contributed. May find that a rank is lost
   std::vector<Blob> distribute(const Blob *mine);  // the blobs by rank, which are also sent to the clients
   bool flushed() const;
-  void time_out(double seconds);  // the round has failed: it took so long
+  void time_out(double seconds,
+                const Status &own);  // the round has failed: it took so long, perhaps for what has failed in this rank
   const Status &failure() const noexcept { return failure_; }
   // After a failure. False while there is somebody to be told. `deadline`: how long ranks are waited for that are still to come; a root
   // that stands for no rank does not wait, because somebody else tells them.
@@ -74,6 +76,11 @@ class Gathering {
   std::vector<std::unique_ptr<RootClient>> clients_;
   uint32_t round_ = 0;
   bool wanted_ = false;  // one of the ranks has contributed to this round
+  struct Quitter {
+    int rank;
+    Status why;
+  };
+  std::optional<Quitter> quitter_;  // who has just given up this round
   int64_t start_ns_ = 0;
   int64_t came_ns_ = 0;  // when the newest rank came
   Elsewhere elsewhere_;

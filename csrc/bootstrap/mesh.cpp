@@ -42,6 +42,7 @@ std::vector<UniqueFd> open_listeners(const Settings &settings, const std::string
     UniqueFd fd;
     const int error = net::try_listen_tcp(a, ports, rendezvous, fd);
     if (error == EADDRINUSE && !ports.any() && self.tcp.empty()) fail(Code::Resource, "{}", net::used_up_text(ports, a));
+    if (no_descriptors(error)) fail_system(a.host().c_str(), error);
     if (error != 0) {
       failures += formatted("{}{}", failures.empty() ? "" : "; ", system_text(a.host().c_str(), error));
       continue;

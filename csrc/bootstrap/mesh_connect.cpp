@@ -11,6 +11,7 @@
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh_state.hpp"
 #include "bootstrap/streams_over.hpp"
+#include "net/shortage.hpp"
 #include "net/socket.hpp"
 #include "net/wait.hpp"
 
@@ -20,6 +21,13 @@ namespace {
 constexpr int64_t kProbeNs = 500'000'000;  // how often the waiting side looks whether the dialer is still there
 
 Deadline next_look(Deadline deadline) { return Deadline::at_ns(std::min(deadline.ns(), now_ns() + kLookNs)); }
+
+// Where this process has no descriptors left, nobody whom it waits for can come.
+void check_descriptors(const Endpoint &awaited) {
+  if (const std::string shortage = net::lasting_shortage(); !shortage.empty())
+    fail(Code::Resource, "this process is {}, and cannot take the connections of {}: raise that limit", shortage,
+         process_text(awaited));
+}
 
 // Those that came before the peer's greeting, when its token was not known; and those of an attempt that the peer has given up.
 void drop_useless(const Peer &peer, DataArrivals &arrivals) {
@@ -123,6 +131,7 @@ Peer *Mesh::State::await_control(const Endpoint &e, Deadline deadline, const Loo
     bool absent = false;
     {
       const Unlocked outside(mutex);
+      check_descriptors(e);
       if (look) look();
       if (now_ns() >= probe) {
         absent = dialer.gone(e);
@@ -130,7 +139,7 @@ Peer *Mesh::State::await_control(const Endpoint &e, Deadline deadline, const Loo
       }
     }
     if (absent && !arrivals.contains(e.process))
-      fail(Code::PeerLost, "{} is no longer there; it has probably ended", process_text(e));
+      fail(Code::PeerLost, "{} is no longer there; {}", process_text(e), dialer.why_gone(e));
   }
   const auto at = arrivals.find(e.process);
   Arrival a = std::move(at->second);
@@ -154,6 +163,7 @@ std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, Deadline 
       fail(Code::Timeout, "{} did not open its{} data streams within {:g} s; a firewall may stand between",
            process_text(peer.endpoint), as_dialed ? "" : formatted(" {}", streams), deadline.seconds());
     const Unlocked outside(mutex);
+    check_descriptors(peer.endpoint);
     if (look) look();
   }
   if (!complete()) throw Error(Code::PeerLost, peer.lost_text());

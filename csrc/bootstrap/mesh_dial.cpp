@@ -33,6 +33,18 @@ bool learns_key(const Error &error, const Endpoint &e) {
   return unknown && unknown->process() == e.process;
 }
 
+bool only_loopback(const Endpoint &e) {
+  const std::vector<net::Address> all = addresses_of(e);
+  return !all.empty() && std::all_of(all.begin(), all.end(), [](const net::Address &a) { return a.loopback(); });
+}
+
+[[noreturn]] void fail_out_of_reach(const Endpoint &e) {
+  fail(Code::Config,
+       "{} listens only at loopback addresses, which this host cannot reach: set ISTHMUS_INTERFACE there to an interface "
+       "that leads to the other hosts",
+       process_text(e));
+}
+
 }  // namespace
 
 std::vector<net::Address> addresses_of(const Endpoint &e) {
@@ -64,9 +76,21 @@ void Dialer::prepare(int data) const {
                  system_text("TCP_CONGESTION", error));
 }
 
+// Two hosts that both listen at loopback may be one host all the same, as containers that share a network are.
+bool Dialer::out_of_reach(const Endpoint &e) const {
+  return e.host != self_.host && only_loopback(e) && !only_loopback(self_);
+}
+
+const char *Dialer::why_gone(const Endpoint &e) const {
+  return e.host == self_.host || !only_loopback(e) ? "it has probably ended"
+                                                   : "it has probably ended, or it is on another host: it listens only at "
+                                                     "loopback addresses (set ISTHMUS_INTERFACE there)";
+}
+
 bool Dialer::gone(const Endpoint &e) const {
   UniqueFd fd;
   const bool local = e.host == self_.host;
+  if (out_of_reach(e)) return false;  // who refuses is on this host; the peer may still dial
   if (local && net::connect_unix(e.unix_name, Deadline(0.1), fd) != ECONNREFUSED) return false;
   const std::vector<net::Address> addresses = addresses_of(e);
   for (const net::Address &address : addresses)
@@ -143,8 +167,10 @@ Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline
     if (!refused) refused_since = 0;
     else if (refused_since == 0) refused_since = now_ns();
     else if (now_ns() - refused_since > (local ? kGoneLocalNs : kGoneNs))
-      fail(Code::PeerLost, "{} is no longer there ({}); it has probably ended", process_text(e), last);
+      fail(Code::PeerLost, "{} is no longer there ({}); {}", process_text(e), last, why_gone(e));
+    if (refused_since != 0 && out_of_reach(e)) fail_out_of_reach(e);
     if (deadline.passed()) {
+      if (out_of_reach(e)) fail_out_of_reach(e);
       const std::string text =
           formatted("could not connect to {} within {:g} s: {}", process_text(e), deadline.seconds(), last);
       throw Error(key_since != 0 ? Code::Auth : Code::Timeout, text);

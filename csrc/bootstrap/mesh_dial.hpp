@@ -72,6 +72,9 @@ class Dialer {
   // A connection to the peer by the first of its addresses that leads there. `number`: of its control connections. Throws Error.
   UniqueFd control_again(const Endpoint &e, const Bytes16 &key, uint32_t number, Deadline deadline) const;
   bool gone(const Endpoint &e) const;  // nobody listens at the endpoint any more
+  const char *why_gone(const Endpoint &e) const;
+  // The endpoint is another host's, and only of loopback: this process cannot connect there. The peer may still connect to this process.
+  bool out_of_reach(const Endpoint &e) const;
 
  private:
   // The next connection of the race that proves to be the endpoint's process. False: none is left. Throws Error where another process

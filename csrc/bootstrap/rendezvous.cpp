@@ -86,7 +86,7 @@ std::vector<UniqueFd> listen_reachable(const Settings &settings, const char *wha
     else error = e;
   }
   if (out.empty())
-    fail(Code::System, "{}; set ISTHMUS_INTERFACE", system_text(formatted("{}: cannot listen", what).c_str(), error));
+    fail(system_code(error), "{}; set ISTHMUS_INTERFACE", system_text(formatted("{}: cannot listen", what).c_str(), error));
   return out;
 }
 
@@ -143,7 +143,7 @@ std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int
            "to the interface that its traffic reaches",
            address);
     if (error != EADDRINUSE)
-      fail(Code::System, "rank 0: {}", system_text(formatted("listening at {}", address).c_str(), error));
+      fail(system_code(error), "rank 0: {}", system_text(formatted("listening at {}", address).c_str(), error));
     meet_other_root(here, world, key, Deadline::at_ns(std::min(bind_until.ns(), Deadline(1.0).ns())));
     if (bind_until.passed())
       fail(Code::System, "rank 0: the address {} is in use by another program or job; choose another port{}", here,

@@ -38,9 +38,12 @@ class Exchange {
   // What looks, from now on, whether a wait is in vain: not OK says why. Cheap; called in all_gather() alone. Only exchanges over a caller's
   // function ask, because the others see for themselves which rank has gone.
   virtual void watch(std::function<Status()>) {}  // NOLINT(performance-unnecessary-value-param): overriders keep it
-  // Throws where a wait for another rank is in vain, because the making has failed elsewhere. For who waits outside all_gather(). Only exchanges of
-  // communicators that there are, and of tickets, know.
+  // Throws where a wait for another rank is in vain, because the making has failed elsewhere. For who waits outside all_gather(). Exchanges over
+  // a caller's function do not know.
   virtual void look() {}
+  // What the others hear where this rank gives up the next round: what has failed here before that round. False: they do not hear it, for this
+  // exchange is not over TCP.
+  virtual bool give_reason(const Status &) { return false; }
   // The patience of the next round. Where ranks differ, the longest holds. Only exchanges of tickets have one.
   virtual void be_patient(Patience) {}
 };

@@ -36,12 +36,14 @@ class RendezvousClient final : public Exchange {
 
   std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) override {
     check_blob(mine);
+    if (!failed_.ok()) throw Error(failed_);
     for (;;) {
       if (!fd_) join(deadline);
       came_.assign(static_cast<size_t>(world_), {});
       if (exchange(mine, came_, deadline)) {
         ++round_;
         patience_ = {};
+        reason_ = {};
         return std::move(came_);
       }
       fd_.reset();  // "Again": rank 0 is still at the end of its last rendezvous with this rank
@@ -51,6 +53,33 @@ class RendezvousClient final : public Exchange {
   }
   std::vector<Blob> came() override { return came_; }
   void be_patient(Patience patience) override { patience_ = patience; }
+  bool give_reason(const Status &why) override {
+    reason_ = why;
+    return true;
+  }
+  // Between two rounds the root has nothing to say but that the rendezvous has failed. Whether it has left, the next round finds.
+  void look() override {
+    if (!failed_.ok()) throw Error(failed_);
+    while (fd_) {
+      uint16_t type = 0;
+      std::span<const std::byte> body;
+      const auto next = reader_.next(type, body);
+      if (next == net::FrameReader::Result::More) {
+        const ssize_t n = net::recv_some(fd_.get(), reader_.space());
+        if (n <= 0) return;
+        reader_.received(static_cast<size_t>(n));
+        continue;
+      }
+      const auto status = next == net::FrameReader::Result::Frame && static_cast<Meet>(type) == Meet::Failure
+                              ? parse_failure(body)
+                              : std::nullopt;
+      failed_ = status ? *status
+                       : Status{Code::Mismatch, formatted("{} at {} sent a message (type {}) between the rounds of the "
+                                                          "rendezvous",
+                                                          root_, where_, type)};
+      throw Error(failed_);
+    }
+  }
 
  private:
   static void pause(Deadline deadline, int64_t ns) {
@@ -205,7 +234,7 @@ class RendezvousClient final : public Exchange {
       until = Deadline(kVerdictSeconds);
       if (sent == out.size()) {
         out.clear();
-        net::append_frame(out, static_cast<uint16_t>(Meet::GiveUp), {});
+        append_give_up(out, round_, reason_);
         sent = 0;
       }
     }
@@ -226,6 +255,8 @@ class RendezvousClient final : public Exchange {
   net::FrameReader reader_{kMaxRendezvousBody};
   uint32_t round_ = 0;
   Patience patience_;  // of this round
+  Status reason_;      // what has failed here before this round
+  Status failed_;      // what look() has heard
 };
 
 }  // namespace

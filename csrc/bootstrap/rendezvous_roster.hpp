@@ -94,6 +94,10 @@ class Roster {
     const auto ranks = elsewhere();
     return static_cast<size_t>(std::count(ranks.begin(), ranks.end(), nullptr));
   }
+  bool all_contributed(uint32_t round) const {
+    const auto ranks = elsewhere();
+    return std::all_of(ranks.begin(), ranks.end(), [&](const RootClient *c) { return c && c->contributed(round); });
+  }
   std::vector<int> silent(uint32_t round) const {  // the ranks that have come and have not contributed to the round
     return which([round](const RootClient *c) { return c && !c->contributed(round); });
   }

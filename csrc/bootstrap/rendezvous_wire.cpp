@@ -12,7 +12,7 @@ namespace isthmus::bootstrap {
 namespace {
 
 constexpr uint64_t kIdMagic = 0x44495355'4d485349;  // "ISHMUSID"
-constexpr size_t kMaxFailureText = 8192, kIdBody = 120;
+constexpr size_t kMaxFailureText = 8192, kMaxGiveUpText = 1024, kIdBody = 120;
 
 uint64_t id_checksum(std::span<const std::byte> body) {
   const Bytes16 h = net::siphash128({}, body);
@@ -36,6 +36,12 @@ void append_contribution(net::ByteVector &out, uint32_t round, std::span<const s
   net::ByteVector head;
   net::Writer(head).number(round).number(patience.alike).number(patience.ns);
   append(out, Meet::Contribution, head, blob);
+}
+
+void append_give_up(net::ByteVector &out, uint32_t round, const Status &why) {
+  net::ByteVector body;
+  net::Writer(body).number(round).number(static_cast<uint16_t>(why.code)).text(why.text.substr(0, kMaxGiveUpText));
+  append(out, Meet::GiveUp, body, {});
 }
 
 void append_result(net::ByteVector &out, uint32_t round, uint32_t rank, std::span<const std::byte> blob) {
@@ -67,6 +73,16 @@ std::optional<Contribution> parse_contribution(std::span<const std::byte> body) 
   m.patience.ns = r.number<int64_t>();
   m.blob = r.rest();
   if (!r.ok() || m.blob.size() > kMaxBlob || m.patience.alike > m.blob.size() || m.patience.ns < 0) return {};
+  return m;
+}
+
+std::optional<GiveUp> parse_give_up(std::span<const std::byte> body) {
+  net::Reader r(body);
+  GiveUp m;
+  m.round = r.number<uint32_t>();
+  const int code = r.number<uint16_t>();
+  m.why = {static_cast<Code>(code), r.text(kMaxGiveUpText)};
+  if (!r.done() || code > static_cast<int>(kLastCode)) return {};
   return m;
 }
 

@@ -1,5 +1,5 @@
 // The messages of the rendezvous over TCP, behind the handshake, whose index and count are rank and world size. And the unique id.
-//   client -> root   Join once, then a Contribution each round. GiveUp at the client's own deadline.
+//   client -> root   Join once, then a Contribution each round. GiveUp at the client's own deadline; it may say why the client was late.
 //   root -> client   One Result for each rank each round. Or one Failure, which ends the rendezvous. Or Again: the last init still goes on,
 //                    and the client is to connect again.
 #pragma once
@@ -28,6 +28,10 @@ struct Contribution {
   Patience patience;
   std::span<const std::byte> blob;  // into the message
 };
+struct GiveUp {
+  uint32_t round = 0;
+  Status why;  // OK: the client has only waited
+};
 struct Result {
   uint32_t round = 0, rank = 0;
   std::span<const std::byte> blob;  // into the message
@@ -35,10 +39,12 @@ struct Result {
 
 void append_join(net::ByteVector &out, const Join &m);
 void append_contribution(net::ByteVector &out, uint32_t round, std::span<const std::byte> blob, Patience patience = {});
+void append_give_up(net::ByteVector &out, uint32_t round, const Status &why);
 void append_result(net::ByteVector &out, uint32_t round, uint32_t rank, std::span<const std::byte> blob);
 void append_failure(net::ByteVector &out, const Status &status);
 std::optional<Join> parse_join(std::span<const std::byte> body);
 std::optional<Contribution> parse_contribution(std::span<const std::byte> body);
+std::optional<GiveUp> parse_give_up(std::span<const std::byte> body);
 std::optional<Result> parse_result(std::span<const std::byte> body);
 std::optional<Status> parse_failure(std::span<const std::byte> body);
 

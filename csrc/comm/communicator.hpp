@@ -116,6 +116,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   PlanCache plans_;
   Mutex split_mutex_;  // one split, shrink, grow or commit at a time; held while the ranks speak with each other
   Confirmation confirmation_ ISTHMUS_GUARDED_BY(split_mutex_);
+  uint64_t splits_ ISTHMUS_GUARDED_BY(split_mutex_) = 0;
   bool undone_ ISTHMUS_GUARDED_BY(split_mutex_) = false;  // an operation was not done on all ranks: see commit()
   struct {  // the two streams of the user that were ordered last, and the event between them
     Mutex mutex;

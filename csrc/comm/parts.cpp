@@ -81,13 +81,14 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
   const Lock lock(split_mutex_, kLocked);
   const Deadline deadline(seconds);  // of this call: the wait for its turn has its own
   const Choices choices = tell_choices(*this, {color, key}, seconds);
+  const uint64_t split = ++splits_;  // equal on all ranks, as all take part in each
   if (color < 0) return nullptr;
   const std::vector<int> members = ranks_of(terms_.numbering, choices.all, color);
   const auto mine = std::find(members.begin(), members.end(), rank());
   PartExchange exchange(*local_, formatted("split #{}", choices.number), members);
   join::Invitation invitation =
       invite(exchange, static_cast<int>(mine - members.begin()), Numbering(static_cast<int>(members.size())), deadline);
-  invitation.name = name.empty() ? this->name() + "/split" : name;
+  invitation.name = !name.empty() ? name : formatted("{}/split{}", this->name(), split > 1 ? formatted(" {}", split) : "");
   try {
     return make(invitation, use_.again());
   } catch (const Error &) { throw; } catch (const std::exception &e) {  // no memory: an Error the others know of already

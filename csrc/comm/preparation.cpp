@@ -10,6 +10,8 @@
 namespace isthmus::comm {
 namespace {
 
+constexpr uint64_t kCommit = 0x636f6d6d6974;
+
 uint64_t mix(uint64_t h, uint64_t v) {
   h = (h ^ v) * 0x9e3779b97f4a7c15ull;
   return h ^ (h >> 32);
@@ -98,6 +100,7 @@ void Preparation::take_words() {
   call_.scale = r.scale;
   if (call_.op == RedOp::PremulSum && is_integer(call_.dtype)) call_.factor = factor();
   call_.timeout = r.timeout > 0 ? r.timeout : comm_.timeout();
+  call_.commit = r.commit;
   if (r.label) op_.label.assign(r.label);
 }
 
@@ -180,6 +183,7 @@ void Preparation::prepare_collective() {
         std::min(static_cast<uint64_t>(request_.leader_bytes), plan::most_leader_bytes(comm_.terms().chunk_bytes));
   if (choice.path == Path::OneHop) take_cells(choice.request);
   else take_plan(choice.request);
+  if (call_.commit) op_.digest = mix(op_.digest, kCommit) | 1;  // so one without it is another call
   if (reads_ || writes_) stand_by_call();
   call_.order_later &= call_.device;
   if (request_.keep) prepare_keeping();

@@ -54,6 +54,7 @@ struct Call {  // what the user asked for, validated, in bytes
   bool order_later = false;  // "before what the stream gets later" holds only by isthmus_work_order()
   bool by_call = false;  // host memory and a stream: the call waits for the stream before, and for the end of the operation
   void *stream = nullptr;  // that stream's handle
+  bool commit = false;     // done on all ranks or on none, which all ranks ask for, or none
 };
 
 enum class Phase : uint8_t { Fresh, Posted, Comparing, Running, Draining };

@@ -33,16 +33,17 @@ std::string path_text(const Identity &id, const Operation &op) {
 std::string describe(const Identity &id, uint64_t code, uint64_t bytes) {
   const auto c = static_cast<uint8_t>(code), t = static_cast<uint8_t>(code >> 8), o = static_cast<uint8_t>(code >> 16);
   const auto root = static_cast<int32_t>(code >> 32);
+  const bool commit = (code >> 24 & 1) != 0;
   const bool known = c < kCollectiveCount;
   const auto collective = static_cast<Collective>(c);
   std::string text = known ? collective_name(collective) : "unknown";
-  if (collective == Collective::Barrier) return text;
+  if (collective == Collective::Barrier) return text + (commit ? " (commit)" : "");
   text += formatted(" ({}", t < kDTypeCount ? dtype_name(static_cast<DType>(t)) : "?");
   if (known && is_reduction(collective))
     text += formatted(", {}", o < kRedOpCount ? redop_name(static_cast<RedOp>(o)) : "?");
   if (t < kDTypeCount) text += formatted(", {} elements", bytes / dtype_size(static_cast<DType>(t)));
   if (known && has_root(collective)) text += formatted(", root {}", id.number(root));
-  return text + ")";
+  return text + (commit ? ", commit)" : ")");
 }
 
 std::string message_text(const Identity &id, const Operation &op) {

@@ -40,6 +40,7 @@ std::vector<Address> lookup(const std::string &host, uint16_t port, int flags, i
 // The local address from which this host reaches `target`. Connecting a datagram socket sends nothing.
 bool source_address(const Address &target, Address &out) {
   const UniqueFd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd && system_code(errno) == Code::Resource) fail_system("a socket", errno);  // else the host has no such family
   const Address probe = target.with_port(9);
   if (!fd || ::connect(fd.get(), probe.raw(), probe.length()) != 0) return false;
   sockaddr_storage s{};

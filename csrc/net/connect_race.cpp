@@ -29,6 +29,7 @@ void ConnectRace::end(Attempt &attempt, int error) {
 void ConnectRace::begin_next() {
   Attempt &attempt = attempts_[begun_++];
   const int error = begin_connect_tcp(attempt.address, attempt.fd);
+  if (no_descriptors(error)) fail_system(attempt.address.text().c_str(), error);  // nor is there one for the other addresses
   next_begins_ns_ = now_ns() + kHeadStartNs;
   if (error != 0) end(attempt, error);
 }

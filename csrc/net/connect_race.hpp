@@ -19,7 +19,8 @@ class ConnectRace {
   explicit ConnectRace(const std::vector<Address> &addresses);
 
   // The next connection that comes about, and the number of its address. A caller who finds that somebody else answers there calls again:
-  // the other attempts have gone on. False: no attempt is left, or the deadline has passed. Throws Error(Interrupted).
+  // the other attempts have gone on. False: no attempt is left, or the deadline has passed. Throws Error(Interrupted), and Error(Resource) where
+  // this process has no descriptor for an attempt.
   bool next(Deadline deadline, UniqueFd &out, size_t &which);
 
   const Address &address(size_t which) const { return attempts_[which].address; }

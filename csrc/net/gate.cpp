@@ -8,6 +8,7 @@
 
 #include "base/lock.hpp"
 #include "base/log.hpp"
+#include "net/shortage.hpp"
 #include "net/socket.hpp"
 
 namespace isthmus::net {
@@ -72,14 +73,17 @@ void Gate::listen(bool on) {
 void Gate::refuse(const std::string &from, const std::string &why) {
   ++refused_;
   if (why != kLeft || last_refused_.empty()) last_refused_ = from + ": " + why;  // that a client left explains little
+  warn(formatted("refused a client: {}: {}", from, why), refused_ <= kLoggedAtOnce);
+}
+
+void Gate::warn(const std::string &text, bool at_once) {
   const int64_t now = now_ns();
-  if (refused_ > kLoggedAtOnce && now < next_log_ns_) {
+  if (!at_once && now < next_log_ns_) {
     ++unlogged_;
     return;
   }
   next_log_ns_ = now + 1'000'000'000;
-  ISTHMUS_WARN("refused a client: {}: {}{}", from, why,
-               unlogged_ ? formatted(" (and {} more since the last line)", unlogged_) : "");
+  ISTHMUS_WARN("{}{}", text, unlogged_ ? formatted(" (and {} more since the last line)", unlogged_) : "");
   unlogged_ = 0;
 }
 
@@ -92,7 +96,8 @@ void Gate::accept_some() {
       if (!fd) {
         if (error != 0) {
           resume_ns_ = now_ns() + kPauseNs;
-          refuse("a connection", system_text("accept", error));
+          if (no_descriptors(error)) note_shortage(error);
+          warn(formatted("cannot take a connection: {}", system_text("accept", error)), false);
         }
         break;
       }

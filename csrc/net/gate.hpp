@@ -76,6 +76,7 @@ class Gate {
   std::vector<Bytes16> keys_for(const Hello &hello);
   bool prove(Client &client, std::vector<Guest> &guests);
   void refuse(const std::string &from, const std::string &why);
+  void warn(const std::string &text, bool at_once);  // in the log; not at once: at most one line a second
   void listen(bool on);
 
   const Bytes16 process_;

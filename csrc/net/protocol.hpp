@@ -9,7 +9,7 @@
 
 namespace isthmus::net {
 
-inline constexpr uint16_t kProtocolVersion = 32;
+inline constexpr uint16_t kProtocolVersion = 33;
 
 inline constexpr size_t kMaxControlBody = 64 * 1024;     // body of one control frame
 inline constexpr size_t kMaxUnauthenticatedBytes = 256;  // read from a client before it has proved the key

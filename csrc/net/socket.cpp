@@ -110,7 +110,7 @@ std::string used_up_text(PortRange ports, const Address &address) {
 UniqueFd listen_tcp(const Address &address) {
   UniqueFd fd;
   const int error = try_listen_tcp(address, fd);
-  if (error != 0) throw Error(Code::System, system_text(formatted("listening at {}", address.text()).c_str(), error));
+  if (error != 0) throw Error(system_code(error), system_text(formatted("listening at {}", address.text()).c_str(), error));
   return fd;
 }
 

@@ -70,13 +70,14 @@ class Comm(_core.Comm):
 
         Returns this rank's new communicator, or None for a negative color. Where one rank cannot make the new communicator,
         the call fails at once on all ranks of that color, and the error names the rank. This communicator and the other
-        colors go on.
+        colors go on. Without a name it is "world/split" of "world", and "world/split 2" where it is the second split of
+        that communicator.
         """
         handle = self._split(color, key, name)
         if handle is None:
             return None
         child = Comm(handle)
-        child._name = name or f"{self.name}.{color}"
+        child._name = name or child.topology()["name"]
         return child
 
     def agree(

@@ -56,13 +56,15 @@ _DRAIN_S = 2.0  # how long, after the ranks' end, output of processes that the r
 class Result:
     """How one rank ended. `stdout` and `stderr` are empty where the output was not captured.
 
-    `returncode` is the exit status, or minus the number of the signal that ended the process.
+    `returncode` is the exit status, or minus the number of the signal that ended the process. `killed` says why the job
+    itself killed the rank, as "still ran 15 s after rank 0 had failed". It is empty where the rank ended otherwise.
     """
 
     rank: int
     returncode: int
     stdout: str
     stderr: str
+    killed: str = ""
 
 
 def free_port() -> int:
@@ -278,6 +280,7 @@ class Job:
     ) -> None:
         self.at_end: list[Callable[[], None]] = []  # called once, when no rank runs any more
         self.processes = processes
+        self.ended: list[int] = []  # the ranks that wait() has seen end, in that order
         self._outputs = outputs
         self._relay = relay
 
@@ -294,26 +297,39 @@ class Job:
         - **`keep_going`**: a rank that fails does not end the others. For a job that goes on without ranks that it loses
           (isthmus.elastic). `timeout` alone ends them then.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        why = f"still ran after {timeout:g} s, the timeout" if timeout is not None else ""
         failed = keep_going
-        while None in (codes := [process.poll() for process in self.processes]):
+        while None in (codes := self._codes()):
             now = time.monotonic()
             if not failed and any(codes):
                 failed = True
-                deadline = now + _GRACE_S if deadline is None else min(deadline, now + _GRACE_S)
-            if deadline is not None and now >= deadline:
+                if now + _GRACE_S < deadline:
+                    deadline = now + _GRACE_S
+                    first = next(rank for rank in self.ended if codes[rank])
+                    why = f"still ran {_GRACE_S:g} s after rank {first} had failed"
+            if now >= deadline:
                 break
             time.sleep(0.01)
+        running = [rank for rank, code in enumerate(codes) if code is None]
         self.kill()
-        return [self._result(rank) for rank in range(len(self.processes))]
+        codes = self._codes()
+        killed = {rank for rank in running if codes[rank] == -signal.SIGKILL}
+        return [self._result(rank, why if rank in killed else "") for rank in range(len(self.processes))]
 
-    def _result(self, rank: int) -> Result:
+    def _codes(self) -> list[int | None]:
+        """How each rank has ended. None: it still runs."""
+        codes = [process.poll() for process in self.processes]
+        self.ended += [rank for rank, code in enumerate(codes) if code is not None and rank not in self.ended]
+        return codes
+
+    def _result(self, rank: int, killed: str) -> Result:
         texts = ["", ""]
         if self._outputs:
             for i, stream in enumerate(self._outputs[rank]):
                 stream.seek(0)
                 texts[i] = stream.read().decode(errors="replace")
-        return Result(rank, self.processes[rank].returncode, texts[0], texts[1])
+        return Result(rank, self.processes[rank].returncode, texts[0], texts[1], killed)
 
     def kill(self) -> None:
         """Kills every rank that still runs, with the processes below it, and waits for their end.

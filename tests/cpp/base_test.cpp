@@ -941,6 +941,11 @@ TEST(Errors, EveryCodeHasItsName) {
   EXPECT_STREQ(code_name(static_cast<Code>(static_cast<int>(isthmus::kLastCode) + 1)), "unknown result");
   EXPECT_STREQ(code_name(Code::Device), "device error");
   EXPECT_EQ(system_text("connect", ECONNREFUSED), isthmus::formatted("connect: Connection refused ({})", ECONNREFUSED));
+  EXPECT_TRUE(system_text("socket", EMFILE)
+                  .starts_with(isthmus::formatted("socket: Too many open files ({}); the limit: ulimit -n ", EMFILE)));
+  EXPECT_TRUE(system_text("socket", ENFILE).ends_with("; the limit: fs.file-max of this host"));
+  for (const int error : {EMFILE, ENFILE, ENOMEM}) EXPECT_EQ(system_code(error), Code::Resource) << error;
+  EXPECT_EQ(system_code(ECONNREFUSED), Code::System);
 }
 
 // ---- naps ----------------------------------------------------------------------------------------------------------------------------

@@ -18,9 +18,11 @@
 
 #include "bootstrap/absence.hpp"
 #include "bootstrap/control_wire.hpp"
+#include "bootstrap/mesh_dial.hpp"
 #include "bootstrap_support.hpp"
 #include "net/gate.hpp"
 #include "net/handshake.hpp"
+#include "net/shortage.hpp"
 #include "net/socket.hpp"
 
 namespace isthmus::bootstrap::testing {
@@ -395,6 +397,37 @@ TEST(Mesh, AWaitForAConnectionEndsWhenItsLookSaysThatItIsInVain) {
   looks = 3;
   EXPECT_EQ(two.waiter->mesh->connect(two.dialer->mesh->self(), kKey, true, 2, Deadline(soon()), look).data.size(), 2u);
   dials.get();
+}
+
+TEST(Mesh, AWaitForAConnectionEndsWhereThisProcessHasNoDescriptorsForIt) {
+  Node a, b;
+  Node &waits = a.mesh->must_dial(b.mesh->self(), false) ? b : a, &other = &waits == &a ? b : a;
+  std::atomic<bool> over{false};
+  std::thread gate([&] {
+    for (; !over; std::this_thread::sleep_for(std::chrono::milliseconds(20))) net::note_shortage(EMFILE);
+  });
+  const Status s = error_of([&] { waits.mesh->connect(other.mesh->self(), kKey, false, 0, Deadline(soon())); });
+  over = true;
+  gate.join();
+  EXPECT_EQ(s.code, Code::Resource);
+  EXPECT_TRUE(s.text.starts_with("this process is out of descriptors (ulimit -n ")) << s.text;
+}
+
+// Nobody listens on this host where the peer says that it listens.
+TEST(Dialer, APeerOfAnotherHostThatListensOnlyAtLoopbackIsNotTakenForEnded) {
+  Endpoint self{net::random16(), {1}, "here", "", {"10.0.0.1:1"}, 1},
+      other{net::random16(), {2}, "there", "", {free_address()}, 2};
+  const auto control = [&] { return error_of([&] { Dialer(self, {}, "").control(other, kKey, Deadline(soon()), {}); }); };
+  EXPECT_FALSE(Dialer(self, {}, "").gone(other));
+  const Status s = control();
+  EXPECT_EQ(s.code, Code::Config);
+  EXPECT_TRUE(s.text.starts_with("process 2 on host there (" + other.tcp[0] + ") listens only at loopback addresses"))
+      << s.text;
+  self.tcp = {"127.0.0.1:1"};  // here they may be one host, whose processes reach each other by loopback
+  EXPECT_TRUE(Dialer(self, {}, "").gone(other));
+  const Status both = control();
+  EXPECT_EQ(both.code, Code::PeerLost);
+  EXPECT_TRUE(contains(both.text, "it has probably ended, or it is on another host")) << both.text;
 }
 
 TEST(Mesh, HearsHeartbeatsAndTicks) {

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -131,6 +132,22 @@ int play_rank(const std::string &address, int rank, int world, const std::string
     print("met");
     if (seconds == "stays") read_line();
     e->all_gather({}, Deadline(std::stod(seconds)));
+  });
+  print(isthmus::formatted("{} {}", static_cast<int>(s.code), s.text));
+  return 0;
+}
+
+// A rank 0 that has one descriptor left for those that come.
+int play_full_root(const std::string &address, int world) {
+  const Status s = error_of([&] {
+    const auto e = tcp_exchange(address, 0, world, kKey, Settings(), Deadline(soon()));
+    const int next = ::dup(0);
+    rlimit most{};
+    ::getrlimit(RLIMIT_NOFILE, &most);
+    most.rlim_cur = static_cast<rlim_t>(next) + 1;
+    ::setrlimit(RLIMIT_NOFILE, &most);
+    ::close(next);
+    e->all_gather({}, Deadline(4 * soon()));
   });
   print(isthmus::formatted("{} {}", static_cast<int>(s.code), s.text));
   return 0;
@@ -363,6 +380,16 @@ TEST(KillDuringRendezvous, AStoppedRankIsNamedAtTheDeadline) {
   }
 }
 
+TEST(Descriptors, ThatRankZeroLacksAreTheCauseThatAllRanksHearBeforeTheDeadline) {
+  const std::string address = free_address();
+  const Process zero({"full", address, "3"});
+  const Process one({"rank", address, "1", "3", kLong}), two({"rank", address, "2", "3", kLong});
+  for (const Process *p : {&zero, &one, &two}) {
+    const std::string end = p->line();
+    EXPECT_TRUE(end.starts_with("7 rank 0 is out of descriptors (ulimit -n ")) << end;
+  }
+}
+
 TEST(KillDuringConnect, IsSeenByTheSideThatWaits) {
   // The other process says where it is and is killed before it dials (or is dialled).
   Node node;
@@ -382,6 +409,7 @@ TEST(KillDuringConnect, IsSeenByTheSideThatWaits) {
 int play(const std::vector<std::string> &a) {
   if (a.at(0) == "node") return play_node(a.at(1));
   if (a.at(0) == "rank") return play_rank(a.at(1), std::stoi(a.at(2)), std::stoi(a.at(3)), a.at(4));
+  if (a.at(0) == "full") return play_full_root(a.at(1), std::stoi(a.at(2)));
   return 2;
 }
 

@@ -295,6 +295,34 @@ TEST(TcpExchange, AMemberThatLeavesIsNamedOnAllOthers) {
   }
 }
 
+TEST(TcpExchange, WhoWaitsElsewhereHearsBetweenTheRoundsThatAnotherRankHasLeft) {
+  const std::string address = free_address();
+  const auto met = [&](int rank) {
+    auto e = tcp_exchange(address, rank, 3, kKey, Settings(), Deadline(soon()));
+    e->all_gather({}, Deadline(soon()));
+    return e;
+  };
+  const auto rank = [&](auto work) { return std::async(std::launch::async, [work] { return error_of(work); }); };
+  auto zero = rank([&] { met(0)->all_gather({}, Deadline(soon())); });
+  auto one = rank([&] {
+    const auto e = met(1);
+    Status heard;
+    EXPECT_TRUE(eventually([&] {
+      heard = error_of([&] { e->look(); });
+      return !heard.ok();
+    }));
+    EXPECT_EQ(error_of([&] { e->all_gather({}, Deadline(soon())); }).text, heard.text);
+    throw Error(heard);
+  });
+  auto two = rank([&] { met(2); });
+  EXPECT_TRUE(two.get().ok());
+  for (auto *f : {&zero, &one}) {
+    const Status s = f->get();
+    EXPECT_EQ(s.code, Code::PeerLost);
+    EXPECT_TRUE(s.text.starts_with("rank 2 (process ")) << s.text;
+  }
+}
+
 TEST(TcpExchange, RootTakesAPortThatIsJustBeingGivenUp) {
   auto before = std::make_unique<UniqueFd>(net::listen_tcp(net::numeric_address("127.0.0.1:1").with_port(0)));
   const std::string address = net::local_address(before->get()).text();
@@ -706,6 +734,43 @@ struct Waiting {
     return std::array{root, two};
   });
 
+  // Rank 1 comes to the second round at its deadline, for it has waited for somebody. The others: how it ended.
+  std::future<std::array<Status, 2>> late_for_a_reason = begun([] {
+    const std::string address = free_address();
+    const auto met = [&](int rank) {
+      auto e = tcp_exchange(address, rank, 3, kKey, Settings(), Deadline(soon()));
+      e->all_gather({}, Deadline(soon()));
+      return e;
+    };
+    auto root = begun([&] { return error_of([&] { met(0)->all_gather({}, Deadline(soon())); }); });
+    auto late = begun([&] {
+      return error_of([&] {
+        const auto e = met(1);
+        e->give_reason({Code::Config, "it could not reach its neighbour"});
+        e->all_gather({}, Deadline(0.0));
+      });
+    });
+    const auto innocent = met(2);
+    return std::array{root.get(), late.get()};
+  });
+
+  // Rank 0 comes to the second round when all others have, and the deadline of one of them has passed.
+  std::future<std::array<Status, 3>> root_comes_late = begun([] {
+    const std::string address = free_address();
+    const auto rank = [&](int r, double after, double seconds) {
+      return begun([&address, r, after, seconds] {
+        return error_of([&] {
+          const auto e = tcp_exchange(address, r, 3, kKey, Settings(), Deadline(soon()));
+          e->all_gather({}, Deadline(soon()));
+          sleep_seconds(after);
+          e->all_gather({}, Deadline(seconds));
+        });
+      });
+    };
+    auto zero = rank(0, 1.5, soon()), one = rank(1, 0, 0.2), two = rank(2, 0.5, soon());
+    return std::array{zero.get(), one.get(), two.get()};
+  });
+
   std::future<std::array<Outcome, 2>> another_key = begun([] {
     const std::string address = free_address();
     auto zero = begun([&] { return run_rank(address, 0, 2, patient(3 * kLate)); });
@@ -807,6 +872,17 @@ TEST_F(Deadlines, NameARankThatDoesNotTakePartInALaterRound) {
     EXPECT_EQ(s.code, Code::Timeout);
     EXPECT_TRUE(contains(s.text, "rank 1 of 3 did not take part in exchange 1")) << s.text;
   }
+}
+
+TEST_F(Deadlines, OfARankThatIsLateForAReasonGiveThatReasonAndAccuseNobodyElse) {
+  for (const Status &s : all_->late_for_a_reason.get()) {
+    EXPECT_EQ(s.code, Code::Config);
+    EXPECT_EQ(s.text, "rank 1 gave up: it could not reach its neighbour");
+  }
+}
+
+TEST_F(Deadlines, ThatPassWhileRankZeroIsLateEndNothingWhereAllOthersHaveCome) {
+  for (const Status &s : all_->root_comes_late.get()) EXPECT_TRUE(s.ok()) << s.text;
 }
 
 TEST_F(Deadlines, OfARankWithAnotherKeyAreAuthErrors) {

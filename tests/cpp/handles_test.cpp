@@ -10,6 +10,7 @@
 #include <iterator>
 #include <string>
 
+#include "base/error.hpp"
 #include "in_child.hpp"
 
 namespace isthmus {
@@ -50,6 +51,25 @@ TEST(Descriptors, HaveRoomForAsManyAsTheProcessMayHave) {
     make_room_for_descriptors(700);
     const int room = room_for_descriptors();
     return room >= 200 && room < 700;
+  });
+}
+
+TEST(Mapping, ThatFindsNoRoomSaysHowMuchItWantsAndWhatLimitsIt) {
+  in_child([] {
+    const UniqueFd fd(::memfd_create("isthmus-test", MFD_CLOEXEC));
+    constexpr size_t kBytes = size_t{1} << 30;
+    if (::ftruncate(fd.get(), kBytes) != 0) return false;
+    rlimit most{};
+    ::getrlimit(RLIMIT_AS, &most);
+    most.rlim_cur = kBytes / 2;
+    ::setrlimit(RLIMIT_AS, &most);
+    try {
+      const Mapping mapping(fd.get(), kBytes);
+    } catch (const Error &e) {
+      return e.code() == Code::Resource && e.text().starts_with("mapping 1073741824 bytes of shared memory: ") &&
+             e.text().find("ISTHMUS_STAGING_BYTES") != std::string::npos;
+    }
+    return false;
   });
 }
 

@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -21,10 +22,12 @@
 #include <thread>
 #include <vector>
 
+#include "in_child.hpp"
 #include "net/connect_race.hpp"
 #include "net/fork_guard.hpp"
 #include "net/frame.hpp"
 #include "net/handshake.hpp"
+#include "net/shortage.hpp"
 #include "net/siphash.hpp"
 #include "net/socket.hpp"
 #include "net/wait.hpp"
@@ -264,6 +267,30 @@ TEST(Address, ChoosesTheInterfaceThatRoutes) {
   EXPECT_TRUE(contains(s.text, "lo (127.0.0.1)")) << s.text;
   const Status unknown = error_of([] { resolve("no-such-host.invalid", 1); });
   EXPECT_TRUE(contains(unknown.text, "no-such-host.invalid")) << unknown.text;
+}
+
+TEST(Address, WithoutDescriptorsTheLimitIsToBlameAndNotTheRoute) {
+  isthmus_test::in_child([] {
+    rlimit none{};
+    ::setrlimit(RLIMIT_NOFILE, &none);
+    const Status s = error_of([] { local_addresses("", "127.0.0.1"); });
+    return s.code == Code::Resource && contains(s.text, "ulimit -n 0");
+  });
+}
+
+TEST(Shortage, OfDescriptorsCountsWhereItLastsForASecond) {
+  const auto note = [](int times) {
+    for (int i = 0; i < times; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(50))) note_shortage(EMFILE);
+  };
+  note(4);
+  EXPECT_EQ(lasting_shortage(), "");
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  note(4);
+  EXPECT_EQ(lasting_shortage(), "");  // it began anew
+  note(22);
+  EXPECT_TRUE(lasting_shortage().starts_with("out of descriptors (ulimit -n ")) << lasting_shortage();
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  EXPECT_EQ(lasting_shortage(), "");
 }
 
 // At a port where nobody listens.

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import isthmus
-from jobs import DEADLINE, Me, Rank, Zygote, all_say, forever, job, results, total, until_failed
-from patience import patient
+from jobs import DEADLINE, Me, Rank, Zygote, all_say, job, results, total, until_failed
+from patience import SOON, patient
 from test_abort_meanwhile import in_it
 
 
@@ -146,7 +146,7 @@ def test_one_that_does_not_come_is_named_and_hears_that_it_was_left_out(zygote: 
 def test_a_rank_that_hears_of_a_loss_by_another_call_and_shrinks_meets_those_that_were_in_one(
     zygote: Zygote, shape: str
 ) -> None:
-    """Ranks 0 and 1 do not have the same call: the agreement of one is the shrink's first of the other."""
+    """Rank 0 waits for a message meanwhile: the agreement of rank 1 is the first one of rank 0's shrink."""
 
     def body(me: Me) -> Any:
         comm = me.init()
@@ -155,8 +155,7 @@ def test_a_rank_that_hears_of_a_loss_by_another_call_and_shrinks_meets_those_tha
         if me.rank == 2:
             me.hear()
         x = numbers(me, 4)
-        more = {"commit": True} if me.rank == 1 else {}
-        said = me.caught(lambda: comm.all_reduce(x, **more))
+        said = me.caught(lambda: comm.all_reduce(x, commit=True) if me.rank == 1 else comm.recv(x, 2))
         rest = comm.shrink()
         return said["kind"], rest.size, total(rest, me)
 
@@ -167,13 +166,12 @@ def test_a_rank_that_hears_of_a_loss_by_another_call_and_shrinks_meets_those_tha
 
 
 def test_a_rank_that_makes_another_call_in_its_place_is_no_agreement(zygote: Zygote, shape: str) -> None:
-    """Rank 1 does not want it: it agrees on something of its own. The others undo it, and the communicator has failed."""
+    """Rank 1 does not come to it: it agrees on something of its own. The others undo it, and the communicator has failed."""
 
     def body(me: Me) -> Any:
         comm = me.init()
         x = numbers(me, 4)
         if me.rank == 1:
-            comm.broadcast(x, 0)
             comm.agree(3)
             return None
         said = me.caught(lambda: comm.broadcast(x, 0, commit=True))
@@ -182,6 +180,19 @@ def test_a_rank_that_makes_another_call_in_its_place_is_no_agreement(zygote: Zyg
     with job(zygote, 3, body, shape) as ranks:
         found = results(ranks)
         assert [found[0], found[2]] == [("MismatchError", True, True, True)] * 2
+
+
+def test_where_one_rank_alone_gives_it_all_hear_at_once_that_the_calls_differ(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.barrier()
+        x = numbers(me, 4)
+        said = me.caught(lambda: [comm.all_reduce(x, commit=me.rank == 1), comm.barrier()])
+        undone = me.rank != 1 or x.tolist() == numbers(me, 4).tolist()
+        return said["kind"], ", commit)" in said["text"], said["took"] < SOON, undone
+
+    with job(zygote, 3, body, shape) as ranks:
+        assert results(ranks) == [("MismatchError", True, True, True)] * 3
 
 
 def test_threads_of_one_rank_have_one_at_a_time(zygote: Zygote) -> None:
@@ -253,8 +264,6 @@ def test_after_one_that_failed_the_next_ends_at_once_also_where_nobody_else_call
         comm = me.init()
         comm.barrier()
         me.send("ready")
-        if me.rank == 1:
-            forever(comm)
         first = me.caught(lambda: [comm.all_reduce(np.ones(200_000, np.float32), "max", commit=True) for _ in range(10**6)])
         again = me.caught(lambda: comm.all_reduce(np.ones(4), commit=True)) if me.rank == 0 else {"kind": None, "took": 0}
         me.send("tried")

@@ -152,6 +152,7 @@ void rendezvous(const uint8_t *data, size_t size) {
   if (const auto m = bootstrap::parse_join(in)) must(m->hostname.size() <= 255);
   if (const auto m = bootstrap::parse_contribution(in))
     must(m->blob.size() + 16 == size && m->patience.alike <= m->blob.size() && m->patience.ns >= 0);
+  if (const auto m = bootstrap::parse_give_up(in)) must(m->why.text.size() + 8 == size && m->why.text.size() <= 1024);
   if (const auto m = bootstrap::parse_result(in)) must(m->blob.size() + 8 == size);
   if (const auto m = bootstrap::parse_failure(in)) must(!m->ok());
   if (const auto m = bootstrap::parse_enter(in)) must(m->slot >= bootstrap::kAnySlot && m->hostname.size() <= 255);
@@ -169,15 +170,16 @@ void rendezvous(const uint8_t *data, size_t size) {
 std::vector<Bytes> rendezvous_seeds() {
   std::vector<Bytes> out;
   const auto add = [&](const ByteVector &frame) { out.push_back(seed(std::span(frame).subspan(net::kFrameHeader))); };
-  ByteVector join, contribution, result, failure;
+  ByteVector join, contribution, give_up, result, failure;
   bootstrap::append_join(join, {4711, "host"});
   bootstrap::append_contribution(contribution, 1, net::as_bytes("blob"), {2, 60});
+  bootstrap::append_give_up(give_up, 1, {Code::Config, "it could not reach its neighbour"});
   bootstrap::append_result(result, 1, 2, net::as_bytes("blob"));
   bootstrap::append_failure(failure, {Code::Timeout, "rank 2 of 3 did not arrive"});
   ByteVector enter, welcome;
   bootstrap::append_enter(enter, {4711, 2, "host"});
   bootstrap::append_welcome(welcome, {3, 4, 5, 6, 1000, 2000, "world/grow", "3 ranks of 'world' and 1 newcomers"});
-  for (const auto *f : {&join, &contribution, &result, &failure, &enter, &welcome}) add(*f);
+  for (const auto *f : {&join, &contribution, &give_up, &result, &failure, &enter, &welcome}) add(*f);
   std::array<std::byte, 128> id;
   bootstrap::pack_unique_id({{7}, {"127.0.0.1:29501", "[::1]:29501"}}, id);
   out.push_back(seed(id));

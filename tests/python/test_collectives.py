@@ -214,6 +214,16 @@ def test_split_makes_communicators_ordered_by_key(ranks: Run) -> None:
     assert ranks(4, body) == [(1, 2, 0, [2, 0]), (0, 1, 1, [1]), (0, 2, 2, [2, 0]), None]
 
 
+def test_parts_without_a_name_are_numbered_so_that_an_error_says_which(ranks: Run) -> None:
+    def body(comm: isthmus.Comm) -> list[str | None]:
+        parts = [comm.split(0), comm.split(comm.rank - 1), comm.split(0, name="mine"), comm.split(comm.rank)]
+        return [part.name if part else None for part in parts]
+
+    one, two = ranks(2, body)
+    assert one == ["world/split", None, "mine", "world/split 4"]
+    assert two == ["world/split", "world/split 2", "mine", "world/split 4"]
+
+
 def test_a_group_takes_sends_and_receives_in_any_order(ranks: Run) -> None:
     def body(comm: isthmus.Comm) -> list[int]:
         got = np.zeros((comm.size, 1), np.int64)

@@ -62,6 +62,19 @@ def test_a_job_that_is_to_keep_going_ends_at_its_deadline_all_the_same(tmp_path:
         assert codes(job.wait(patient(1), keep_going=True)) == [-signal.SIGKILL, 3]
 
 
+def test_a_result_says_whom_the_job_itself_has_killed_and_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(launch, "_GRACE_S", 0.2)
+    with launch.start([sys.executable, "-S", "-c", PROGRAM, str(tmp_path), "600"], 2) as job:
+        zero, one = job.wait(SOON)
+    assert zero.killed == "still ran 0.2 s after rank 1 had failed" and one.killed == "" and job.ended == [1, 0]
+    with launch.start([sys.executable, "-S", "-c", "import time; time.sleep(600)"], 1) as job:
+        assert job.wait(0.5)[0].killed == "still ran after 0.5 s, the timeout"
+    suicide = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"  # as the kernel kills where memory runs out
+    with launch.start([sys.executable, "-S", "-c", suicide], 1) as job:
+        (other,) = job.wait(SOON)
+    assert other.returncode == -signal.SIGKILL and other.killed == ""
+
+
 @pytest.mark.parametrize("words", ["launch --ranks 2", "rehearse --fleet cpu:2"])
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_the_command_line_has_the_flag(
@@ -78,7 +91,9 @@ def test_the_command_line_has_the_flag(
     program = [sys.executable, "-S", "-c", PROGRAM, str(tmp_path), "0.5" if goes_on else "600"]
     assert __main__.main([*words.split(), "--timeout", str(SOON), *flag, "--", *program]) == 1
     said = capfd.readouterr().out
-    assert "rank 1 ended with status 3" in said and ("rank 0 ended with status -9" in said) != goes_on, said
+    killed = "rank 0 still ran 0 s after rank 1 had failed, and was killed"
+    assert "rank 1 ended with status 3" in said and (killed in said) != goes_on, said
+    assert goes_on or said.index("rank 1 ended") < said.index("rank 0 still ran"), said  # in the order of their ends
 
 
 # ---- what a rank has started -----------------------------------------------------------------------------------------

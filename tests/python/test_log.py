@@ -84,7 +84,8 @@ def test_each_line_names_the_rank_beside_the_process() -> None:
     said = survivors_log({}, "has ended its use")
     lines = [line for line in said.splitlines() if line.startswith("[isthmus ")]
     assert len(lines) > 1
-    assert all(re.match(r"\[isthmus \d+ rank 1 \d\d:\d\d:\d\d\.\d{3} info\] ", line) for line in lines), said
+    head = r"\[isthmus \d+ rank 1 \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info\] "
+    assert all(re.match(head, line) for line in lines), said
 
 
 def test_each_rank_has_its_own_log_file(tmp_path: Path) -> None:

@@ -3,6 +3,19 @@
 #include <cstring>
 
 namespace isthmus::comm::join {
+namespace {
+
+// So long the others have to come to the vote of a rank that has failed for certain: then all hear all reasons. Who lacks another rank
+// waits longer, as that one may know more.
+constexpr double kOthersComeSeconds = 10;
+
+bool certain(const Status &trouble) {
+  return !trouble.ok() && trouble.code != Code::Timeout && trouble.code != Code::PeerLost;
+}
+
+bool contains(const std::string &text, const std::string &part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
 
 using bootstrap::Blob;
 
@@ -33,16 +46,23 @@ std::vector<Ballot> vote(const Invitation &invitation, Ballot mine) {
   if (!trouble.ok()) mine.vote = Ballot::Vote::Failed;
   std::vector<Blob> votes;
   try {
-    votes = invitation.exchange.all_gather(mine.pack(), invitation.deadline);
+    Deadline deadline = invitation.deadline;
+    const bool tells = !trouble.ok() && invitation.exchange.give_reason(trouble);
+    if (const Deadline soon(kOthersComeSeconds); tells && certain(trouble) && soon.ns() < deadline.ns()) deadline = soon;
+    votes = invitation.exchange.all_gather(mine.pack(), deadline);
   } catch (const Error &e) {
     if (trouble.ok()) throw;
     // A rank that waited in vain knows no cause. Nor does a rank whose library failed because another rank had gone.
+    // Nor does a rank that lacks another one, where that one has left for what the rendezvous knows.
     const bool library = trouble.code == Code::System && e.code() == Code::PeerLost;
-    if (trouble.code == Code::Timeout || library) {
+    const bool follows = trouble.code == Code::PeerLost && e.code() != Code::Timeout;
+    if (trouble.code == Code::Timeout || library || follows) {
       trouble.code = e.code();
       trouble.ranks = e.ranks();
     }
-    trouble.text += "; the rendezvous ended with: " + e.text();  // the rendezvous may know the rank that went first
+    // The rendezvous may know the rank that went first. That may be this one, or the rendezvous may have ended the work of this one.
+    if (!contains(trouble.text, e.text()) && !contains(e.text(), trouble.text))
+      trouble.text += "; the rendezvous ended with: " + e.text();
   }
   std::vector<Ballot> out;
   const Status *cause = trouble.ok() ? nullptr : &trouble;

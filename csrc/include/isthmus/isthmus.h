@@ -186,7 +186,7 @@ ISTHMUS_API isthmus_result isthmus_init(const isthmus_options *options, isthmus_
 ISTHMUS_API isthmus_result isthmus_exchange_check(void);
 /* Collective over `comm`. Ranks with one color >= 0 form a communicator, ordered by (key, rank); color < 0: none, *result = NULL.
  * A color that cannot be made on one rank fails on all ranks of that color, at once, and the error names the rank. `comm` and the other
- * colors go on. */
+ * colors go on. `name` NULL: "world/split" of "world", and "world/split 2" where it is the second split of that communicator. */
 ISTHMUS_API isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const char *name, isthmus_comm_t *result);
 /* Collective over the ranks that are left: all but the `count` in `excluded` (the same list on all of them; those need not live, nor call).
  * *result has them in the same order. `comm` is still to be destroyed, before or after. Where a further rank is lost meanwhile, all that

@@ -100,7 +100,9 @@ Result split_now(const CommPtr &parent, int number, int color, int key, Target &
     if (vendors) id = ids[static_cast<size_t>(mine[0])];
   }
   isthmus_comm_t part = nullptr;
-  const std::string name = request.name.empty() ? t.name + "/split" : request.name;
+  const std::string name = !request.name.empty() ? request.name
+                           : number == 0         ? t.name + "/split"
+                                                 : t.name + "/split " + std::to_string(number + 1);
   if (any_spans) {
     const Outcome o = outcome(isthmus_comm_split(parent->get(), vendors ? -1 : color, key, name.c_str(), &part));
     if (!o.ok()) return failed(kSplit, o);

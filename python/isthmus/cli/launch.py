@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from typing import Any
 
@@ -55,8 +56,21 @@ def program_of(options: argparse.Namespace) -> list[str]:
 
 
 def report(command: str, job: launch.Job, options: argparse.Namespace) -> int:
-    """Waits for the ranks, names those that failed, and gives the command's exit status: 1 where one failed."""
-    bad = [result for result in job.wait(options.timeout, keep_going=options.keep_going) if result.returncode != 0]
+    """Waits for the ranks, names those that failed, and gives the command's exit status: 1 where one failed.
+
+    They are named in the order in which they ended.
+    """
+    results = job.wait(options.timeout, keep_going=options.keep_going)
+    bad = [results[rank] for rank in job.ended if results[rank].returncode != 0]
     for result in bad:
-        print(f"isthmus {command}: rank {result.rank} ended with status {result.returncode}")
+        print(f"isthmus {command}: rank {result.rank} {how(result)}")
     return 1 if bad else 0
+
+
+def how(result: launch.Result) -> str:
+    """How a rank that failed ended."""
+    if result.killed:
+        return f"{result.killed}, and was killed"
+    if result.returncode < 0:
+        return f"ended with status {result.returncode} ({signal.strsignal(-result.returncode) or 'an unknown signal'})"
+    return f"ended with status {result.returncode}"
