@@ -31,4 +31,10 @@ std::string one_line(std::string_view text, size_t most) {
   return out;
 }
 
+std::string_view head_of(std::string_view text, size_t most) noexcept {
+  if (text.size() <= most) return text;
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
+  return text.substr(0, most);
+}
+
 }  // namespace isthmus

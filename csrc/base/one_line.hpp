@@ -9,4 +9,7 @@ namespace isthmus {
 // `most` bytes is cut and ends in "...".
 std::string one_line(std::string_view text, size_t most);
 
+// The first `most` bytes at most of UTF-8, with no character cut.
+std::string_view head_of(std::string_view text, size_t most) noexcept;
+
 }  // namespace isthmus

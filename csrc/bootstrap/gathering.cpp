@@ -86,7 +86,7 @@ void Gathering::begin() noexcept {
 
 bool Gathering::gathered() {
   if (const std::string shortage = roster_.serves_all() ? std::string() : net::lasting_shortage();
-      !shortage.empty() && !roster_.all_contributed(round_)) {
+      !shortage.empty() && !roster_.complete()) {
     set_failure(Code::Resource, formatted("rank 0 is {}, and cannot take the connections of the other ranks: raise that "
                                           "limit, or close what the program holds open",
                                           shortage));
@@ -282,19 +282,25 @@ size_t Gathering::hear(std::span<const pollfd> fds) {
     }
   }
   std::erase_if(clients_, [&](const auto &c) { return !c->fd && !roster_.has(c.get()); });
-  // Behind all that came with it: where that completes the round, nobody is missing, and the round's result tells more.
-  if (quitter_ && !roster_.all_contributed(round_)) {
-    const auto &[rank, why] = *quitter_;
+  // Behind all that came with it: where that completes the round, nobody is missing, and the round's result tells more. But a root that is not in the
+  // round yet, and may wait for just this rank, hears at once why it has left.
+  const RootClient *quitter = nullptr;  // one that knows why goes before one that has only waited
+  for (const auto &c : clients_)
+    if (c->gave_up && (!quitter || (quitter->gave_up->ok() && !c->gave_up->ok()))) quitter = c.get();
+  const bool outside = distributing_ && !roster_.serves_all();
+  if (quitter && (!roster_.all_contributed(round_) || (outside && !quitter->gave_up->ok()))) {
+    const Status &why = *quitter->gave_up;
     // Who came late because another rank did not answer knows more than the root, to whom all that are late look alike.
-    if (!why.ok()) set_failure(why.code, formatted("rank {} gave up: {}", rank, why.text));
-    else if (const double seconds = tenths_since(start_ns_); seconds >= 1 || !roster_.absent().empty())
-      set_failure(Code::Timeout, formatted("{}; rank {} gave up first", missing_text(seconds), rank));
-    else  // the root itself has only just come
-      set_failure(Code::Timeout, formatted("{} of {} did not take part in exchange {} of the rendezvous at {} before the "
-                                           "deadline of rank {}",
-                                           ranks_text(roster_.silent(round_)), roster_.world(), round_, where_, rank));
+    if (!why.ok()) set_failure(why.code, formatted("rank {} gave up: {}", quitter->rank(), why.text));
+    else if (const double seconds = tenths_since(start_ns_); !outside && (seconds >= 1 || !roster_.absent().empty()))
+      set_failure(Code::Timeout, formatted("{}; rank {} gave up first", missing_text(seconds), quitter->rank()));
+    else  // the root itself has only just come, or has not
+      set_failure(Code::Timeout,
+                  formatted("{} of {} did not take part in exchange {} of the rendezvous at {} before the "
+                            "deadline of rank {}",
+                            ranks_text(roster_.silent(round_)), roster_.world(), round_, where_, quitter->rank()));
   }
-  quitter_.reset();
+  for (const auto &c : clients_) c->gave_up.reset();
   return heard;
 }
 
@@ -316,7 +322,7 @@ void Gathering::lost(RootClient &c) {
   c.out.clear();
   // A rank that has its result may go. The next round shows whether the rank was still needed.
   const bool may_go = roster_.serves_all() ? served && round_ > 0 && !c.contributed(round_) : distributing_ && served;
-  if (quitter_ && quitter_->rank == c.rank()) return;  // it has said why
+  if (c.gave_up) return;  // it has said why
   if (roster_.member(c) && !may_go) set_failure(Code::PeerLost, c.text() + " ended during the rendezvous");
 }
 
@@ -393,7 +399,7 @@ void Gathering::on_frame(RootClient &c, uint16_t type, std::span<const std::byte
       auto m = parse_give_up(body);
       if (!m) break;
       // Of a round that is over: the result is on its way to the client, which reads it still.
-      if (roster_.member(c) && m->round == round_ && !quitter_) quitter_ = {c.rank(), std::move(m->why)};
+      if (roster_.member(c) && m->round == round_) c.gave_up = std::move(m->why);
       return;
     }
     case Meet::Result:

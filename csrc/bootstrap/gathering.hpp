@@ -76,11 +76,6 @@ class Gathering {
   std::vector<std::unique_ptr<RootClient>> clients_;
   uint32_t round_ = 0;
   bool wanted_ = false;  // one of the ranks has contributed to this round
-  struct Quitter {
-    int rank;
-    Status why;
-  };
-  std::optional<Quitter> quitter_;  // who has just given up this round
   int64_t start_ns_ = 0;
   int64_t came_ns_ = 0;  // when the newest rank came
   Elsewhere elsewhere_;

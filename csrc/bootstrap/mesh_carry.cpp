@@ -128,9 +128,11 @@ bool Peer::State::held_too_long(int64_t heartbeat_ns) const {
 
 void Mesh::State::give_up_unheard(Peer &peer) {
   Peer::State &p = *peer.state_;
-  if (p.held_too_long(heartbeat_ns))
+  if (p.held_too_long(heartbeat_ns)) {
+    p.kernel_says.unreachable = true;
     lose(peer, formatted("{} is unreachable: its control connection fell silent, and it took no other one",
                          process_text(peer.endpoint)));
+  }
   bool absent = false;
   {
     const Lock lock(mutex);

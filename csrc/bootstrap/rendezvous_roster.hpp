@@ -36,6 +36,7 @@ struct RootClient {
   std::deque<std::shared_ptr<const net::ByteVector>> out;
   size_t sent = 0;                 // of out.front()
   std::map<uint32_t, Blob> blobs;  // by round
+  std::optional<Status> gave_up;   // the round there is, just now; OK: the client has only waited
 
   int rank() const noexcept { return static_cast<int>(hello.index); }
   // Whether the client is in this process. Such a client is told last, because it may end this process when it hears.

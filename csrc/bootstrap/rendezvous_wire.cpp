@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/one_line.hpp"
 #include "net/address.hpp"
 #include "net/siphash.hpp"
 
@@ -40,7 +41,7 @@ void append_contribution(net::ByteVector &out, uint32_t round, std::span<const s
 
 void append_give_up(net::ByteVector &out, uint32_t round, const Status &why) {
   net::ByteVector body;
-  net::Writer(body).number(round).number(static_cast<uint16_t>(why.code)).text(why.text.substr(0, kMaxGiveUpText));
+  net::Writer(body).number(round).number(static_cast<uint16_t>(why.code)).text(head_of(why.text, kMaxGiveUpText));
   append(out, Meet::GiveUp, body, {});
 }
 
@@ -52,7 +53,7 @@ void append_result(net::ByteVector &out, uint32_t round, uint32_t rank, std::spa
 
 void append_failure(net::ByteVector &out, const Status &status) {
   net::ByteVector body;
-  net::Writer(body).number(static_cast<uint16_t>(status.code)).text(status.text.substr(0, kMaxFailureText));
+  net::Writer(body).number(static_cast<uint16_t>(status.code)).text(head_of(status.text, kMaxFailureText));
   append(out, Meet::Failure, body, {});
 }
 

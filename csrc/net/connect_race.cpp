@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "net/shortage.hpp"
 #include "net/wait.hpp"
 
 namespace isthmus::net {
@@ -29,7 +30,8 @@ void ConnectRace::end(Attempt &attempt, int error) {
 void ConnectRace::begin_next() {
   Attempt &attempt = attempts_[begun_++];
   const int error = begin_connect_tcp(attempt.address, attempt.fd);
-  if (no_descriptors(error)) fail_system(attempt.address.text().c_str(), error);  // nor is there one for the other addresses
+  if (no_descriptors(error)) note_shortage(error);
+  if (!lasting_shortage().empty() && no_descriptors(error)) fail_system(attempt.address.text().c_str(), error);
   next_begins_ns_ = now_ns() + kHeadStartNs;
   if (error != 0) end(attempt, error);
 }

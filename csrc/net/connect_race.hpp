@@ -20,7 +20,7 @@ class ConnectRace {
 
   // The next connection that comes about, and the number of its address. A caller who finds that somebody else answers there calls again:
   // the other attempts have gone on. False: no attempt is left, or the deadline has passed. Throws Error(Interrupted), and Error(Resource) where
-  // this process has no descriptor for an attempt.
+  // this process lacks descriptors for attempts for a second (net/shortage.hpp).
   bool next(Deadline deadline, UniqueFd &out, size_t &which);
 
   const Address &address(size_t which) const { return attempts_[which].address; }

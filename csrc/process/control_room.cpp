@@ -188,7 +188,7 @@ Answer ControlRoom::answer_query(uint32_t index, uint32_t epoch, const RankQuest
   if (asked && asked->epoch() == epoch) a = asked->answer(question);
   std::string busy = asked ? asked->inside_text() : std::string();
   for (const auto &rank : ranks_.all())
-    if (rank != asked && busy.empty()) busy = rank->waiting_text();
+    if (rank != asked && rank->epoch() != epoch && busy.empty()) busy = rank->waiting_text();
   std::memcpy(a.busy, busy.data(), std::min(busy.size(), sizeof a.busy - 1));
   return a;
 }

@@ -12,9 +12,11 @@ MessageSide side_of(const Operation &message) noexcept {
   return message.call.collective == Collective::Send ? MessageSide::Send : MessageSide::Recv;
 }
 
-// -1: any rank.
+// -1: any rank. A part of a long receive from any rank comes from where the first one came.
 int peer_of(const Operation &message) noexcept {
-  return message.message.source >= 0 ? message.message.source : message.call.root;
+  if (message.message.source >= 0) return message.message.source;
+  if (message.call.root >= 0 || message.cut.whole == 0 || !message.end.parent) return message.call.root;
+  return message.end.parent->cut.source;
 }
 
 // Whether the message is `whole`, or a part of it: `whole` may be a long message, or a group.
@@ -71,7 +73,8 @@ void PeerEvents::link_broken(const link::Link *link, const std::string &why) noe
     PeerRank &p = core_.peers[q];
     if (p.link != link || !p.process) continue;
     if (!p.left.load(std::memory_order_acquire))
-      return fail_lost(*p.process, formatted("its data connection broke ({})", why), true);
+      return fail_lost(*p.process, formatted("its data connection broke ({})", why),
+                       p.process->endpoint.host != core_.context->mesh().self().host);
     // The rank has left, and has closed the connection. All that the rank had to send should have come before.
     nothing_more_of(p);
     if (collectives_.waiting_on() != q) continue;
@@ -116,7 +119,8 @@ Answer PeerEvents::answer(const RankQuestion &question) noexcept {
         (peer == question.rank || peer < 0))
       a.matched = 1;
     const bool waits = belongs_to(o, awaited);
-    if (inside || a.in_message || (!waits && a.waiting_on >= 0)) return true;
+    const bool says_more = waits && a.in_message && a.waiting_on < 0 && peer >= 0;
+    if (inside || (a.in_message && !says_more) || (!waits && a.waiting_on >= 0)) return true;
     a.in_message = waits;
     a.waiting_on = peer;
     a.side = side_of(o);

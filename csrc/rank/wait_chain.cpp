@@ -78,11 +78,10 @@ std::optional<std::string> WaitChain::look_at_message(const Seen &q) noexcept {
   const Hop from = hops_.back();
   const bool called = collective_ != 0 && (a.entered >= collective_ || a.known);
   if (called) return stands_in_message(&q);
-  if (a.matched) {  // it has come, and is slow
-    found_.ranks = {};
+  if (a.matched && from.rank != core_.id.rank) return stands_in_message(&q);
+  if (a.matched)  // it has come, and is slow
     return formatted("both ranks have called it, and not all of it has come: {}{}{}", way_text(from.rank, q.rank), q.busy,
-                     chain(from.rank == core_.id.rank ? 0 : 1));
-  }
+                     chain());
   if (has_seen(q.rank)) return ends_where_it_began(q);
   if (a.entered > a.done) {
     if (!has_next(q)) return no_other_side(q);
@@ -120,10 +119,10 @@ std::string WaitChain::stands_in_message(const Seen *next) noexcept {
   const Hop &hop = hops_.back(), &before = hops_[hops_.size() - 2];
   const std::string peer = next ? number(next->rank) : std::string("no rank");
   const std::string lacks =
-      next && next->said.matched
-          ? formatted("of which not all has come: {}", way_text(hop.rank, next->rank))
-          : formatted("which {} has{} {}", peer, next ? " not" : "", hop.side == MessageSide::Send ? "received" : "sent");
-  found_.ranks = {hop.rank};
+      next && next->said.matched      ? formatted("of which not all has come: {}", way_text(hop.rank, next->rank))
+      : hop.side == MessageSide::Send ? formatted("which {} has{} received", peer, next ? " not" : "")
+                                      : formatted("which has{} come from {}", next ? " not" : "", peer);
+  if (!next || !next->said.matched) found_.ranks = {hop.rank};
   return formatted(
       "{} has {}: it {} {}, {}{}", core_.id.text(hop.rank),
       before.of_message() ? formatted("made no {} that matches", other_side(before.side)) : formatted("not called {}", it()),
@@ -138,7 +137,8 @@ std::string WaitChain::no_other_side(const Seen &q) noexcept {
     in = formatted(": it is in #{} {}{}", a.entered, describe(core_.id, a.what, a.bytes),
                    a.waiting_on >= 0 ? ", waiting for " + number(a.waiting_on) : "");
   } else if (a.in_message) {
-    in = formatted(": it is in {}, which no rank has sent", message_text({q.rank, -1, Kind::Message, a.side, a.tag}, true));
+    in = formatted(": it is in {}, which has come from no rank",
+                   message_text({q.rank, -1, Kind::Message, a.side, a.tag}, true));
   }
   found_.ranks = {q.rank};
   return formatted("{} has made no {} that matches{}{}{}", q.who, other_side(hops_.back().side), in, q.heard, chain());
@@ -166,8 +166,8 @@ std::optional<std::string> WaitChain::look_at_collective(const Seen &q) noexcept
   }
   if (behind && a.waiting_on < 0) {
     found_.ranks = {q.rank};
-    return formatted("{} is still in the operation before it, #{}, and waits for no rank{}{}", q.who, a.entered, q.heard,
-                     chain());
+    return formatted("{} is still in the operation before {}, #{}, and waits for no rank{}{}", q.who, it(), a.entered,
+                     q.heard, chain());
   }
   if (a.done >= collective_)
     return formatted("{} has finished {}, but what it sent has not arrived; check the network{}", q.who, it(), chain());
@@ -179,8 +179,10 @@ std::optional<std::string> WaitChain::look_at_collective(const Seen &q) noexcept
     return std::nullopt;
   }
   hops_.push_back({q.rank, a.waiting_on, Kind::Collective, MessageSide::None, 0, a.entered, a.turn});
-  if (std::none_of(hops_.begin(), hops_.end(), [&](const Hop &h) { return h.rank == a.waiting_on; })) return std::nullopt;
-  return mutual(q);
+  const auto first = std::find_if(hops_.begin(), hops_.end(), [&](const Hop &h) { return h.rank == a.waiting_on; });
+  if (first == hops_.end()) return std::nullopt;
+  const auto message = std::find_if(first, hops_.end(), [](const Hop &h) { return h.of_message(); });
+  return message == hops_.end() ? mutual(q) : crossed(*message);
 }
 
 std::string WaitChain::not_called(const Seen &q) noexcept {
@@ -192,17 +194,25 @@ std::string WaitChain::not_called(const Seen &q) noexcept {
                    q.heard, chain());
 }
 
+// Ranks wait for one another, one of them in a message, and those behind it in a collective to which that one does not come.
+std::string WaitChain::crossed(const Hop &message) const {
+  return formatted("{} has not called #{}: it is in {}, and {} does not come to that before #{} is over{}",
+                   core_.id.text(message.rank), collective_, message_text(message, true), number(message.next), collective_,
+                   chain());
+}
+
 // Ranks wait for one another in one collective. Of the ways between them the one to the rank that has come least far is the slow one.
 std::string WaitChain::mutual(const Seen &q) noexcept {
   const Hop last = hops_.back();
   const auto first = std::find_if(hops_.begin(), hops_.end(), [&](const Hop &h) { return h.rank == last.next; });
   std::set<std::pair<int, int>> ways;
-  uint32_t least = UINT32_MAX;
+  std::pair<uint64_t, uint32_t> least{UINT64_MAX, UINT32_MAX};
   for (auto h = first; h != hops_.end(); ++h) {
-    if (h->kind != Kind::Collective || h->turn > least) continue;
+    const std::pair<uint64_t, uint32_t> at{h->sequence, h->turn};
+    if (h->kind != Kind::Collective || at > least) continue;
     if (topology::share_memory(core_.id.topology, h->rank, h->next)) continue;
-    if (h->turn < least) ways.clear();
-    least = h->turn;
+    if (at < least) ways.clear();
+    least = at;
     ways.insert(std::minmax(h->rank, h->next));
   }
   std::string slow;
@@ -239,7 +249,7 @@ std::string WaitChain::waits_for_nobody(const Seen &q, int &next) noexcept {
     if (beside && other.busy[0]) others += formatted("; {} of the same island is in {}", core_.id.text(r), other.busy);
   }
   if (next >= 0) return {};
-  return formatted("{} is still inside it and waits for nobody{}{}{}{}", q.who,
+  return formatted("{} is still inside {} and waits for nobody{}{}{}{}", q.who, it(),
                    others.empty() ? ": it is slow, or its transfer is" : " that it knows of", q.busy, others, chain());
 }
 

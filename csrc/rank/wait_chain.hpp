@@ -68,6 +68,7 @@ class WaitChain {
   std::string stands_in_message(const Seen *next) noexcept;
   std::string no_other_side(const Seen &q) noexcept;
   std::string mutual(const Seen &q) noexcept;
+  std::string crossed(const Hop &message) const;
   std::string not_called(const Seen &q) noexcept;
 
   bool has_seen(int rank) const noexcept;

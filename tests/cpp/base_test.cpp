@@ -718,6 +718,12 @@ TEST(Recorder, EveryThreadMayWrite) {
   }
 }
 
+TEST(Text, IsCutBetweenCharacters) {
+  const std::string text = "a\u00e4\u4e2d";  // of 1, 2 and 3 bytes
+  const char *const heads[] = {"", "a", "a", "a\u00e4", "a\u00e4", "a\u00e4", "a\u00e4\u4e2d", "a\u00e4\u4e2d"};
+  for (size_t most = 0; most < std::size(heads); ++most) EXPECT_EQ(head_of(text, most), heads[most]) << most;
+}
+
 // ---- time ----------------------------------------------------------------------------------------------------------------
 
 TEST(Clock, SecondsBecomeNanosecondsAndNeverOverflow) {

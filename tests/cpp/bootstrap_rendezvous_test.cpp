@@ -323,6 +323,58 @@ TEST(TcpExchange, WhoWaitsElsewhereHearsBetweenTheRoundsThatAnotherRankHasLeft) 
   }
 }
 
+TEST(TcpExchange, ARootThatWaitsElsewhereHearsAtOnceWhyTheOnlyOtherRankHasGivenUp) {
+  const std::string address = free_address();
+  const auto met = [&](int rank) {
+    auto e = tcp_exchange(address, rank, 2, kKey, Settings(), Deadline(soon()));
+    e->all_gather({}, Deadline(soon()));
+    return e;
+  };
+  auto one = std::async(std::launch::async, [&] {
+    return error_of([&] {
+      const auto e = met(1);
+      e->give_reason({Code::Config, "it listens where nobody comes"});
+      e->all_gather({}, Deadline(0.0));
+    });
+  });
+  const auto zero = met(0);
+  Status heard;
+  EXPECT_TRUE(eventually([&] {
+    heard = error_of([&] { zero->look(); });
+    return !heard.ok();
+  }));
+  EXPECT_EQ(heard.code, Code::Config);
+  EXPECT_EQ(heard.text, "rank 1 gave up: it listens where nobody comes");
+  EXPECT_FALSE(one.get().ok());
+}
+
+TEST(TcpExchange, OfTwoThatGaveUpAndLeftBeforeTheRootCameOneReasonIsTold) {
+  const std::string address = free_address();
+  const auto met = [&](int rank) {
+    auto e = tcp_exchange(address, rank, 4, kKey, Settings(), Deadline(soon()));
+    e->all_gather({}, Deadline(soon()));
+    return e;
+  };
+  const auto begun = [](auto work) { return std::async(std::launch::async, work); };
+  const auto gives_up = [&](int rank) {
+    return begun([&met, rank] {
+      return error_of([&] {
+        const auto e = met(rank);
+        e->give_reason({Code::Config, "a library is missing"});
+        e->all_gather({}, Deadline(0.0));
+      });
+    });
+  };
+  auto one = gives_up(1), two = gives_up(2);
+  auto three = begun([&] { return met(3); });  // it does not come to the second round
+  const auto zero = met(0);
+  one.wait();
+  two.wait();
+  const Status heard = error_of([&] { zero->all_gather({}, Deadline(soon())); });
+  EXPECT_EQ(heard.code, Code::Config) << heard.text;
+  EXPECT_TRUE(heard.text.ends_with(" gave up: a library is missing")) << heard.text;
+}
+
 TEST(TcpExchange, RootTakesAPortThatIsJustBeingGivenUp) {
   auto before = std::make_unique<UniqueFd>(net::listen_tcp(net::numeric_address("127.0.0.1:1").with_port(0)));
   const std::string address = net::local_address(before->get()).text();

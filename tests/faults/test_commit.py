@@ -185,9 +185,8 @@ def test_a_rank_that_makes_another_call_in_its_place_is_no_agreement(zygote: Zyg
 def test_where_one_rank_alone_gives_it_all_hear_at_once_that_the_calls_differ(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
         comm = me.init()
-        comm.barrier()
         x = numbers(me, 4)
-        said = me.caught(lambda: [comm.all_reduce(x, commit=me.rank == 1), comm.barrier()])
+        said = me.caught(lambda: [comm.barrier(), comm.all_reduce(x, commit=me.rank == 1), comm.barrier()])
         undone = me.rank != 1 or x.tolist() == numbers(me, 4).tolist()
         return said["kind"], ", commit)" in said["text"], said["took"] < SOON, undone
 

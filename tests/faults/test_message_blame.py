@@ -71,8 +71,8 @@ def one_line(pattern: str) -> str:
     ("stands", "said"),
     [
         ("send 0 5", r"send to rank 0 \(tag 5\), which rank 0 has not received"),
-        ("recv 2 0", "recv from rank 2, which rank 2 has not sent"),
-        ("recv -1 3", r"recv from any rank \(tag 3\), which no rank has sent"),
+        ("recv 2 0", "recv from rank 2, which has not come from rank 2"),
+        ("recv -1 3", r"recv from any rank \(tag 3\), which has come from no rank"),
     ],
 )
 @pytest.mark.parametrize("first", [0, 2])

@@ -13,6 +13,13 @@ bool certain(const Status &trouble) {
   return !trouble.ok() && trouble.code != Code::Timeout && trouble.code != Code::PeerLost;
 }
 
+// Whose trouble is only that another rank did not come, or left, yields to one that says what is wrong.
+bool yields(const Status &to, const Status &mine) {
+  const auto waited = [](const Status &s) { return s.code == Code::Timeout; };
+  const bool settles = certain(to) && to.code != Code::System && to.code != Code::Device && to.code != Code::Internal;
+  return (waited(mine) && !waited(to)) || (mine.code == Code::PeerLost && settles);
+}
+
 bool contains(const std::string &text, const std::string &part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
@@ -61,15 +68,15 @@ std::vector<Ballot> vote(const Invitation &invitation, Ballot mine) {
       trouble.ranks = e.ranks();
     }
     // The rendezvous may know the rank that went first. That may be this one, or the rendezvous may have ended the work of this one.
-    if (!contains(trouble.text, e.text()) && !contains(e.text(), trouble.text))
+    const bool nobody_came = certain(trouble) && e.code() == Code::Timeout;  // which says nothing of its own trouble
+    if (!nobody_came && !contains(trouble.text, e.text()) && !contains(e.text(), trouble.text))
       trouble.text += "; the rendezvous ended with: " + e.text();
   }
   std::vector<Ballot> out;
   const Status *cause = trouble.ok() ? nullptr : &trouble;
-  const auto waited = [](const Status &s) { return s.code == Code::Timeout; };
   for (size_t r = 0; r < votes.size(); ++r) out.push_back(Ballot::unpack(votes[r], invitation.name, r));
   for (const Ballot &b : out)
-    if (b.vote == Ballot::Vote::Failed && (!cause || (waited(*cause) && !waited(b.trouble)))) cause = &b.trouble;
+    if (b.vote == Ballot::Vote::Failed && (!cause || yields(b.trouble, *cause))) cause = &b.trouble;
   if (cause) throw Error(*cause);
   return out;
 }
