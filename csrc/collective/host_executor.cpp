@@ -112,8 +112,11 @@ Outcome HostExecutor::run(Operation &op) noexcept {
 bool HostExecutor::walk(Operation &op, uint64_t while_not_ended) noexcept {
   for (; !op.run.at.done(); op.run.at.next()) {
     if (while_not_ended != 0 && device_.executor()->signals().ended(while_not_ended)) return false;
-    tracer_.tried(op);
-    if (step(op, op.run.at.step(), op.run.at.chunk()) == Outcome::Blocked) return false;
+    tracer_.begins_step(op);
+    if (step(op, op.run.at.step(), op.run.at.chunk()) == Outcome::Blocked) {
+      tracer_.tried(op);
+      return false;
+    }
     tracer_.done_step(op);
   }
   op.run.phase = Phase::Draining;

@@ -1,7 +1,5 @@
 #include "collective/step_tracer.hpp"
 
-#include "plan/plan.hpp"
-
 namespace isthmus::collective {
 
 using plan::StepKind;

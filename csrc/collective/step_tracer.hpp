@@ -1,7 +1,8 @@
 // StepTracer notes what a rank's thread did for a collective and what it waited for, with times (ISTHMUS_TRACE). Without a ring it costs a look
 // at a pointer.
 //
-// Work is noted from its begin. A wait is noted from the first try that failed; in between the thread sleeps, or does other things.
+// Work is noted from its begin, and so is a receive, which may copy. A wait is noted from the first try that failed; in between the thread sleeps, or
+// does other things.
 //
 // Thread rules: the thread with the right to execute.
 #pragma once
@@ -11,6 +12,7 @@
 #include "base/clock.hpp"
 #include "base/recorder.hpp"
 #include "engine/operation.hpp"
+#include "plan/plan.hpp"
 
 namespace isthmus::collective {
 
@@ -36,6 +38,11 @@ class StepTracer {
   // A wait for what blocked the operation last.
   void done(engine::Operation &op, Traced what) const noexcept { done(op, what, op.run.blocked_on); }
   // The step at which the host list of `op` stands.
+  void begins_step(engine::Operation &op) const noexcept {
+    if (!ring_) return;
+    const plan::StepKind kind = op.run.at.step().kind;
+    if (kind == plan::StepKind::Move || kind == plan::StepKind::Reduce || kind == plan::StepKind::Recv) tried(op);
+  }
   void done_step(engine::Operation &op) const noexcept {
     if (ring_ && op.time.step_ns != 0) note_step(op);
   }

@@ -30,8 +30,10 @@ void ConnectRace::end(Attempt &attempt, int error) {
 void ConnectRace::begin_next() {
   Attempt &attempt = attempts_[begun_++];
   const int error = begin_connect_tcp(attempt.address, attempt.fd);
-  if (no_descriptors(error)) note_shortage(error);
-  if (!lasting_shortage().empty() && no_descriptors(error)) fail_system(attempt.address.text().c_str(), error);
+  if (no_descriptors(error)) {
+    note_shortage(error);
+    if (!lasting_shortage().empty()) fail_system(attempt.address.text().c_str(), error);
+  }
   next_begins_ns_ = now_ns() + kHeadStartNs;
   if (error != 0) end(attempt, error);
 }

@@ -1,11 +1,12 @@
-// Whether this process has no descriptors left to take connections with. The limit is the process's, so all of its gates have one answer.
+// Whether this process has no descriptors left for connections. The limit is the process's, so all that take and make some have one answer.
 #pragma once
 
 #include <string>
 
 namespace isthmus::net {
 
-// accept() has failed for want of descriptors. A gate tries again every 100 ms, as long as somebody waits there.
+// An accept() or a socket() has failed for want of descriptors. Who needs one tries again within half a second: a gate every 100 ms, as long as
+// somebody waits there, and who connects every 200 ms.
 void note_shortage(int error) noexcept;
 // "out of descriptors (ulimit -n 16)", where it lasts for a second already. Empty: it does not; it may be over by itself.
 std::string lasting_shortage();

@@ -32,7 +32,7 @@ void set_interrupt_check(int (*check)()) noexcept { g_check.store(check, std::me
 bool interrupt_wanted() noexcept {
   auto *const check = g_check.load(std::memory_order_acquire);
   if (!check) return false;
-  const InCheck asking;
+  InCheck asking;  // end_this_wait() writes to it
   return check() != 0 || asking.ends;
 }
 

@@ -9,9 +9,9 @@ namespace isthmus::observe {
 
 // {"communicator", "rank", "size", "members": the slots that have a rank, "epoch": equal on all ranks, of no other communicator of theirs, "boot": of
 // the machine, "host", "pid", "now_us", "unix_us": the time of day at now_us, "rehearsal": its fleet, in one, "failure", "waiting", "entries":
-// [{"sequence", "collective", "dtype", "op", "bytes", "root", or "peer" and "tag", "state", "submitted_us", "duration_us", "result"}]}. The finished operations come
-// first, the oldest before the others, then the operations in flight. With ISTHMUS_TRACE also {"steps": [[sequence, what, stage, chunk, peer, bytes,
-// begun_us, duration_us]], "streams": as in context_json(), "steps_lost", "entries_lost": of the process}. `indent`: below 0, one line.
+// [{"sequence", "collective", "dtype", "op", "bytes", "root", or "peer" and "tag", "state", "submitted_us", "duration_us", "result"}]}. The finished
+// operations come first, the oldest before the others, then the operations in flight. With ISTHMUS_TRACE also {"steps": [[sequence, what, stage, chunk,
+// peer, bytes, begun_us, duration_us]], "streams": as in context_json(), "steps_lost", "entries_lost": of the process}. `indent`: below 0, one line.
 std::string dump_json(comm::Communicator &comm, int indent = 1);
 // Of each communicator that is made. The first one's rank is in the name of the process's file, where ISTHMUS_TRACE names one.
 void name_trace(const comm::Communicator &comm);

@@ -295,13 +295,16 @@ TEST(TcpExchange, AMemberThatLeavesIsNamedOnAllOthers) {
   }
 }
 
+// The rank's meeting, behind the first round.
+auto behind_a_round(const std::string &address, int rank, int world) {
+  auto e = tcp_exchange(address, rank, world, kKey, Settings(), Deadline(soon()));
+  e->all_gather({}, Deadline(soon()));
+  return e;
+}
+
 TEST(TcpExchange, WhoWaitsElsewhereHearsBetweenTheRoundsThatAnotherRankHasLeft) {
   const std::string address = free_address();
-  const auto met = [&](int rank) {
-    auto e = tcp_exchange(address, rank, 3, kKey, Settings(), Deadline(soon()));
-    e->all_gather({}, Deadline(soon()));
-    return e;
-  };
+  const auto met = [&](int rank) { return behind_a_round(address, rank, 3); };
   const auto rank = [&](auto work) { return std::async(std::launch::async, [work] { return error_of(work); }); };
   auto zero = rank([&] { met(0)->all_gather({}, Deadline(soon())); });
   auto one = rank([&] {
@@ -325,11 +328,7 @@ TEST(TcpExchange, WhoWaitsElsewhereHearsBetweenTheRoundsThatAnotherRankHasLeft) 
 
 TEST(TcpExchange, ARootThatWaitsElsewhereHearsAtOnceWhyTheOnlyOtherRankHasGivenUp) {
   const std::string address = free_address();
-  const auto met = [&](int rank) {
-    auto e = tcp_exchange(address, rank, 2, kKey, Settings(), Deadline(soon()));
-    e->all_gather({}, Deadline(soon()));
-    return e;
-  };
+  const auto met = [&](int rank) { return behind_a_round(address, rank, 2); };
   auto one = std::async(std::launch::async, [&] {
     return error_of([&] {
       const auto e = met(1);
@@ -350,11 +349,7 @@ TEST(TcpExchange, ARootThatWaitsElsewhereHearsAtOnceWhyTheOnlyOtherRankHasGivenU
 
 TEST(TcpExchange, OfTwoThatGaveUpAndLeftBeforeTheRootCameOneReasonIsTold) {
   const std::string address = free_address();
-  const auto met = [&](int rank) {
-    auto e = tcp_exchange(address, rank, 4, kKey, Settings(), Deadline(soon()));
-    e->all_gather({}, Deadline(soon()));
-    return e;
-  };
+  const auto met = [&](int rank) { return behind_a_round(address, rank, 4); };
   const auto begun = [](auto work) { return std::async(std::launch::async, work); };
   const auto gives_up = [&](int rank) {
     return begun([&met, rank] {
