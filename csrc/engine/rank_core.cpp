@@ -82,7 +82,7 @@ void RankCore::tell_peers(const Failure &why) noexcept {
 
 void RankCore::fail_at(const Operation &op, Code code, std::string_view what, Lateness lateness,
                        std::vector<int> ranks) noexcept {
-  if (code == Code::Device && ranks.empty()) ranks.push_back(id.rank);
+  if ((code == Code::Device || code == Code::Resource) && ranks.empty()) ranks.push_back(id.rank);
   Failure why{{code, describe(op), std::move(ranks)}};
   why.subject = static_cast<uint32_t>(why.text.size());
   why.text += what;

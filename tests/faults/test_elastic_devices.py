@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 from devices import DeviceArray, on_host, run_fleet
 
 STEPS = 40
+BROKEN = (isthmus.DeviceError, isthmus.ResourceError, isthmus.SystemError)
 
 
 def train(comm: isthmus.Comm) -> tuple[str, tuple[int, ...], int, list[int], bytes]:
@@ -128,7 +129,7 @@ def told(
 
 
 @pytest.mark.parametrize("lives", [False, True])
-@pytest.mark.parametrize("kind", [isthmus.DeviceError, isthmus.SystemError], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
 def test_a_rank_that_an_error_names_is_told_and_the_others_go_on_also_while_its_process_lives(
     zygote: Zygote, shape: str, kind: type[isthmus.Error], lives: bool
 ) -> None:
@@ -179,7 +180,7 @@ def test_several_ranks_that_an_error_names_are_all_left_out(zygote: Zygote) -> N
     assert first == third == ("finished", 2, [4] * 3 + [2] * (STEPS - 3))
 
 
-@pytest.mark.parametrize("kind", [isthmus.DeviceError, isthmus.SystemError], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
 def test_an_error_that_names_nobody_ends_the_job_on_all_ranks(zygote: Zygote, kind: type[isthmus.Error]) -> None:
     with job(zygote, 4, lambda me: told(me, kind, ())) as ranks:
         assert results(ranks) == [(kind.__name__, (), 3)] * 4

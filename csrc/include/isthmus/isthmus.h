@@ -169,11 +169,12 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
 ISTHMUS_API const char *isthmus_version(void);
 ISTHMUS_API const char *isthmus_last_error(void); /* valid until the calling thread's next call */
 /* Which ranks the calling thread's last failure is about, as far as that is known: who is lost, or has left (ISTHMUS_ERR_PEER_LOST), who did
- * not come (ISTHMUS_ERR_TIMEOUT), or whose device has failed (ISTHMUS_ERR_DEVICE). So after an operation, after isthmus_work_wait and _test of
- * one that has ended, after isthmus_comm_error, _agree, _exchange, and after the calls that make another communicator. Returns how many, and
- * writes at most `most` of them, ascending: numbers of the communicator that was called (after isthmus_comm_reconfigure: that it has now). 0
- * where the failure is another one, where a rank has come and is slow, and in an agreement where the rank that leads it has called: that one
- * knows who has not, and says so by the next call. A rank hears of the failure of another one with at most 64 of them. A callback of
+ * not come (ISTHMUS_ERR_TIMEOUT), whose device has failed (ISTHMUS_ERR_DEVICE), or who is out of memory or descriptors
+ * (ISTHMUS_ERR_RESOURCE). So after an operation, after isthmus_work_wait and _test of one that has ended, after isthmus_comm_error, _agree,
+ * _exchange, and after the calls that make another communicator. Returns how many, and writes at most `most` of them, ascending: numbers of the
+ * communicator that was called (after isthmus_comm_reconfigure: that it has now). 0 where the failure is another one, where a rank has come and
+ * is slow, and in an agreement where the rank that leads it has called: that one knows who has not, and says so by the next call. A rank hears
+ * of the failure of another one with at most 64 of them. A callback of
  * isthmus_work_on_done has them by isthmus_work_test. Valid as long as isthmus_last_error(), and like that the calling thread's. */
 ISTHMUS_API int isthmus_last_error_ranks(int *ranks, int most);
 ISTHMUS_API const char *isthmus_result_name(isthmus_result result);

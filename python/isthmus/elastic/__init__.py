@@ -30,6 +30,7 @@ from isthmus._errors import (
     DeviceError,
     MismatchError,
     PeerLostError,
+    ResourceError,
     SystemError,
     TimeoutError,
 )
@@ -40,7 +41,7 @@ from isthmus.elastic._sync import NEW, Members, Sync
 __all__ = ["Members", "Quorum", "State", "join", "run"]
 
 _LOST = (PeerLostError, TimeoutError, AbortedError)
-_BROKEN = (DeviceError, SystemError)  # on every rank, where a device or a library fails on one
+_BROKEN = (DeviceError, ResourceError, SystemError)  # on every rank, where one's device, library or host fails
 _PAUSE = 0.02  # seconds between two looks at who has ended
 _DONE = 1  # the flag of a rank that has finished all steps
 _LOSES_ONLY = 2  # the flag of a rank that knows of no failure but of ranks that are lost, or named
@@ -109,9 +110,9 @@ def run(
 
     Raises PeerLostError where fewer than `quorum.least` ranks are left, or no more than half and the others may live;
     AbortedError where the other ranks have gone on without this one; MismatchError where the states cannot be made equal;
-    DeviceError where this rank's own device has failed (the other ranks go on); SystemError where a vendor's library has
-    failed and no rank is gone, on all ranks (AbortedError on those that only know of an abort); and what `step` and the
-    hooks raise, which ends the job.
+    DeviceError where this rank's own device has failed, ResourceError where this rank is out of memory or descriptors (the
+    other ranks go on); SystemError where a vendor's library has failed and no rank is gone, on all ranks (AbortedError on
+    those that only know of an abort); and what `step` and the hooks raise, which ends the job.
     """
     if comm.size < quorum.least:
         raise ArgumentError(f"elastic.run: '{comm.name}' has {comm.size} ranks, and quorum.least is {quorum.least}")
@@ -210,7 +211,7 @@ class _Job:
         failure = self.comm.error
         if not isinstance(failure, _BROKEN):
             return True
-        if isinstance(failure, SystemError) and not failure.ranks:
+        if isinstance(failure, (ResourceError, SystemError)) and not failure.ranks:
             return False
         if not failure.ranks or self.comm.rank in failure.ranks:
             raise failure from error
