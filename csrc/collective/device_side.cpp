@@ -48,11 +48,7 @@ bool DeviceSide::sound(const Operation &op) noexcept {
 
 bool DeviceSide::capturing(void *stream) {
   health_.refuse_stuck();
-  struct Pending {  // so after a failure some thread looks whether this thread comes back
-    std::atomic<uint32_t> &count;
-    explicit Pending(std::atomic<uint32_t> &c) noexcept : count(c) { count.fetch_add(1, std::memory_order_acq_rel); }
-    ~Pending() { count.fetch_sub(1, std::memory_order_acq_rel); }
-  } const pending(core_.pending);
+  const engine::CountedCall counted(core_);
   // A thread that submits to a device that cannot wait for the host may hold the submit lock for as long as the exchange takes.
   try {
     const SubmitLock::Held order = core_.collective_lock.try_take();

@@ -128,18 +128,25 @@ struct MessageCut {
   std::vector<Operation *> parts;  // of a message that is ordered later, a reference each
 };
 
+// What a user's stream held at a call, for copies that are submitted later: of all parts of a message, which share the mark. The device copier's.
+struct StreamMark {
+  std::unique_ptr<device::Event> event;
+  uint64_t number = 0;  // another number with each record
+  uint32_t users = 0;   // operations that have the mark; under the lock of the copier's marks
+};
+
 // The copy of a message from or to a device (device_copier.hpp).
 struct MessageCopy {
   Port port = Port::None;
   std::atomic<bool> arrived{false};  // the whole message is there
   std::atomic<uint64_t> ticket{0};   // of its copy; 0: not submitted
   Operation *next = nullptr;         // in the order of the gates
-  device::Event *begun =
-      nullptr;  // the device copier's: what the stream held at the call, where the copy is submitted later
-  std::byte *send_slot = nullptr;        // a send's: where this rank's device finds the slot; null: it goes by the link
-  bool waits_for_rank = false;           // a receive behind a gate, which the device's QuietTime has counted
-  bool unplaced = false;                 // a send that waits for pinned memory or a slot
-  bool starved = false;                  // and found none of the first
+  StreamMark *begun = nullptr;       // what the stream held at the call, where the copy is submitted later
+  std::byte *send_slot = nullptr;    // a send's: where this rank's device finds the slot; null: it goes by the link
+  bool waits_for_rank = false;       // a receive behind a gate, which the device's QuietTime has counted
+  bool unplaced = false;             // a send that waits for pinned memory or a slot
+  bool starved = false;              // and found none of the first
+  bool held = false;  // a send on a stream, which waited for them: its thread ties it to the stream (StreamOrder::settle)
   std::unique_ptr<std::byte[]> spilled;  // a send that has left its place: its bytes
 };
 

@@ -233,4 +233,19 @@ class Awaited {
   const Operation *const outer_;  // a callback or a signal handler may wait inside a wait
 };
 
+// This thread is in a call of the device's for no operation yet. It counts as one, so after a failure some thread looks whether this thread comes
+// back.
+class CountedCall {
+ public:
+  explicit CountedCall(RankCore &core) noexcept : pending_(core.pending) {
+    pending_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  ~CountedCall() { pending_.fetch_sub(1, std::memory_order_acq_rel); }
+  CountedCall(const CountedCall &) = delete;
+  CountedCall &operator=(const CountedCall &) = delete;
+
+ private:
+  std::atomic<uint32_t> &pending_;
+};
+
 }  // namespace isthmus::engine

@@ -1,6 +1,6 @@
 #include "messages/device_copier.hpp"
 
-#include <utility>
+#include <algorithm>
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
@@ -15,121 +15,151 @@ DeviceCopier::DeviceCopier(device::Runtime &runtime, int device, std::byte *aren
       wake_(wake),
       context_(context),
       gates_(runtime.capabilities(device).gate != device::GateKind::None),
-      wakes_(runtime.capabilities(device).signals_wake) {}
+      wakes_(runtime.capabilities(device).signals_wake),
+      marks_(runtime, device) {}
 
 DeviceCopier::~DeviceCopier() {
-  for (Lane *lane : {&out_, &in_, &late_}) {
-    if (!lane->made.load() || lane->signal->value() >= lane->armed.load()) continue;
+  for (LaneState &lane : lanes_) {
+    if (!lane.busy()) continue;
     // Work to which the device has not come still points to these objects.
-    device::keep_for_good(lane->signal.release());
-    device::keep_for_good(lane->gate.release());
-    device::keep_for_good(lane->stream.release());
+    device::keep_for_good(lane.signal.release());
+    device::keep_for_good(lane.gate.release());
+    device::keep_for_good(lane.stream.release());
   }
 }
 
-void DeviceCopier::make(Lane &lane) {
-  if (lane.made.load(std::memory_order_relaxed)) return;
+LaneState &DeviceCopier::made(Lane which) {
+  LaneState &lane = lanes_[which];
+  if (lane.made.load(std::memory_order_relaxed)) return lane;
   lane.stream = runtime_.make_stream(device_, "isthmus messages");
   lane.signal = runtime_.make_signal(device_, wake_, context_);
   lane.before = runtime_.make_event(device_);
   lane.after = runtime_.make_event(device_);
-  if (&lane == &in_) lane.gate = runtime_.make_gate(device_);
+  if (which == Lane::In) lane.gate = runtime_.make_gate(device_);
   lane.made.store(true, std::memory_order_release);
+  return lane;
 }
 
-device::Stream &DeviceCopier::user(Lane &lane, void *handle) {
-  if (!lane.user || lane.user->handle() != handle) lane.user = runtime_.adopt(device_, handle);
-  return *lane.user;
+device::Stream &DeviceCopier::to_enter(const Operation &op) {
+  for (const LaneState &lane : lanes_)
+    if (lane.made.load(std::memory_order_relaxed)) return *lane.stream;
+  return *made(op.call.collective == Collective::Send ? Lane::Out : gates_ ? Lane::In : Lane::Late).stream;
 }
 
-void DeviceCopier::mark(Operation &op) {
+// ---- the user's stream ---------------------------------------------------------------------------------------------------------------
+
+device::Stream &LaneState::users(device::Runtime &runtime, int device, void *handle) {
+  if (!user || user->handle() != handle) user = runtime.adopt(device, handle);
+  return *user;
+}
+
+void LaneState::order(device::Runtime &runtime, int device, void *handle) {
+  after->record(*stream);
+  after->hold(users(runtime, device, handle));
+}
+
+MessageTies::~MessageTies() {
+  if (mark_) copier_->marks_.give_back(mark_);
+}
+
+void MessageTies::open(DeviceCopier &copier, const Operation &op) {
+  entered_.emplace(copier.to_enter(op));
+  copier_ = &copier;
+}
+
+void MessageTies::close() {
+  for (const Lane lane : {Lane::Out, Lane::In, Lane::Late})
+    if (std::exchange(ties_[lane].owes, false)) copier_->lanes_[lane].order(copier_->runtime_, copier_->device_, stream_);
+}
+
+void DeviceCopier::mark(Operation &op, MessageTies *ties) {
   const bool streamed = op.call.on_stream || op.call.order_later;
-  make(late_);
-  std::unique_ptr<device::Event> mark;
-  {
-    const Lock lock(marks_lock_);
-    if (!streamed && marked_ >= kMostMarked) return;
-    if (!marks_.empty()) {
-      mark = std::move(marks_.back());
-      marks_.pop_back();
-    }
-  }
-  if (!mark) mark = runtime_.make_event(device_);
-  if (streamed) mark->record(user(late_, op.call.stream));
-  const bool marked = streamed || runtime_.mark_default(device_, *mark);
-  const Lock lock(marks_lock_);
-  if (!marked) return marks_.push_back(std::move(mark));
-  op.carry.begun = mark.release();
-  ++marked_;
+  LaneState &late = made(Lane::Late);
+  if (ties && ties->mark_) op.carry.begun = marks_.share(ties->mark_);
+  else if (streamed)
+    op.carry.begun = marks_.take([&](device::Event &event) {
+      event.record(late.users(runtime_, device_, op.call.stream));
+      return true;
+    });
+  else if (marks_.held() < kMostMarked)
+    op.carry.begun = marks_.take([&](device::Event &event) { return runtime_.mark_default(device_, event); });
+  // The ties have the mark too: each part may be over before the next one is marked.
+  if (ties && streamed && !ties->mark_) ties->mark_ = marks_.share(op.carry.begun);
 }
 
-void DeviceCopier::forget(Operation &op) noexcept {
-  const Lock lock(marks_lock_);
-  marks_.emplace_back(std::exchange(op.carry.begun, nullptr));
-  --marked_;
-}
-
-void DeviceCopier::order(const Operation &op, void *stream) {
+void DeviceCopier::order(const Operation &op, void *stream, MessageTies &ties) {
   if (landed(op)) return;
-  Lane &lane = op.carry.port == Port::Expected ? in_ : late_;
-  lane.after->record(*lane.stream);
-  lane.after->hold(user(lane, stream));
+  ties.stream_ = stream;
+  ties.ties_[lane_in(op)].owes = true;
 }
+
+// `behind_stream`: the lane is behind what the user's stream held at the call.
+void DeviceCopier::put_behind(Operation &op, LaneState &lane, bool behind_stream) {
+  device::Stream &stream = *lane.stream;
+  if (const StreamMark *const mark = op.carry.begun) {
+    if (lane.behind_mark != mark->number) mark->event->hold(stream);
+    lane.behind_mark = mark->number;
+    forget(op);
+  } else if (op.call.on_stream) {
+    if (behind_stream) return;
+    lane.before->record(lane.users(runtime_, device_, op.call.stream));
+    lane.before->hold(stream);
+  } else if (lane.behind_default_ns < op.time.submitted_ns) {
+    const int64_t now = now_ns();
+    if (!runtime_.mark_default(device_, *lane.before)) return;
+    lane.before->hold(stream);
+    lane.behind_default_ns = now;
+  }
+}
+
+// ---- copies --------------------------------------------------------------------------------------------------------------------------
 
 void DeviceCopier::reserve(Operation &op) noexcept {
-  const uint64_t ticket = in_.armed.load(std::memory_order_relaxed) + 1;
-  in_.armed.store(ticket, std::memory_order_release);
+  std::atomic<uint64_t> &armed = lanes_[Lane::In].armed;
+  const uint64_t ticket = armed.load(std::memory_order_relaxed) + 1;
+  armed.store(ticket, std::memory_order_release);
   op.carry.ticket.store(ticket, std::memory_order_release);
 }
 
 // As soon as the signal of a copy behind a gate is armed, the copy may have landed, and the operation may be over.
-void DeviceCopier::carry(Operation &op, Lane &lane) {
-  const bool gated = &lane == &in_;
-  make(lane);
+void DeviceCopier::carry(Operation &op, Lane which, MessageTies *ties) {
+  const bool gated = which == Lane::In;
+  LaneState &lane = made(which);
   device::Stream &stream = *lane.stream;
-  device::Stream *const theirs = op.call.on_stream ? &user(lane, op.call.stream) : nullptr;
-  if (op.carry.begun) {
-    op.carry.begun->hold(stream);
-    forget(op);
-  } else if (theirs) {
-    lane.before->record(*theirs);
-    lane.before->hold(stream);
-  } else {
-    runtime_.behind_default(stream, *lane.before);
-  }
+  put_behind(op, lane, ties && ties->ties_[which].behind);
   const uint64_t ticket =
       gated ? op.carry.ticket.load(std::memory_order_relaxed) : lane.armed.load(std::memory_order_relaxed) + 1;
   lane.armed.store(ticket, std::memory_order_release);  // some of the work may run, whatever fails from here on
   if (gated) lane.gate->arm(stream, ticket);
   std::byte *const stage = op.carry.send_slot ? op.carry.send_slot : arena_ + op.message.place.piece.offset;
-  if (&lane == &out_) runtime_.copy(stream, stage, op.call.input, op.call.bytes, &cancelled_);
+  if (which == Lane::Out) runtime_.copy(stream, stage, op.call.input, op.call.bytes, &cancelled_);
   else runtime_.copy(stream, op.call.output, stage, op.call.bytes, &cancelled_);
-  if (theirs) {
-    lane.after->record(stream);
-    lane.after->hold(*theirs);
+  if (op.call.on_stream && ties) {
+    ties->ties_[which] = {.behind = true, .owes = true};
+    ties->stream_ = op.call.stream;
+  } else if (op.call.on_stream && !op.carry.held) {
+    lane.order(runtime_, device_, op.call.stream);
   }
   lane.signal->arm(stream, ticket);  // last: the operation may be over with the signal
   if (!gated) op.carry.ticket.store(ticket, std::memory_order_release);
 }
 
 bool DeviceCopier::busy() const noexcept {
-  for (const Lane *lane : {&out_, &in_, &late_})
-    if (lane->made.load(std::memory_order_acquire) && lane->signal->value() < lane->armed.load(std::memory_order_acquire))
-      return true;
-  return false;
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const LaneState &lane) { return lane.busy(); });
 }
 
 uint64_t DeviceCopier::signalled() const noexcept {
   uint64_t all = 0;
-  for (const Lane *lane : {&out_, &in_, &late_})
-    if (lane->made.load(std::memory_order_acquire)) all += lane->signal->value();
+  for (const LaneState &lane : lanes_)
+    if (lane.made.load(std::memory_order_acquire)) all += lane.signal->value();
   return all;
 }
 
 void DeviceCopier::abort() noexcept {
   cancelled_.store(true, std::memory_order_release);
   // At every call: the gate may have been made since the last call.
-  if (in_.made.load(std::memory_order_acquire) && in_.gate) in_.gate->poison();
+  const LaneState &in = lanes_[Lane::In];
+  if (in.made.load(std::memory_order_acquire) && in.gate) in.gate->poison();
 }
 
 bool DeviceCopier::settled(int64_t now) noexcept {

@@ -13,6 +13,7 @@ using engine::OperationPool;
 using engine::PeerRank;
 using engine::Port;
 using engine::RankCore;
+using engine::StreamMark;
 using engine::SubmitLock;
 using engine::take_frame;
 using engine::Tell;

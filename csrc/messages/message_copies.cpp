@@ -29,6 +29,7 @@ bool MessageCopies::submit(Operation *op) {
   } count;
   if (table_.lock()->placed(op)) count.core = &core_;
   if (op->message.slot.number != 0) table_.slot_waiters.fetch_sub(1, std::memory_order_relaxed);
+  const device::Entered entered(device_.copier->to_enter(*op));
   device_.copier->take(*op);  // from here on the operation may be over
   return true;
 }
@@ -89,6 +90,7 @@ bool MessageCopies::carry() noexcept {
     try {
       if (op->carry.port == Port::Worker) {
         slots_.submitted(*table_.lock(), op);
+        const device::Entered entered(device_.copier->to_enter(*op));
         device_.copier->put(*op);
       } else if (!submit(op)) {
         memory[is_small(op)] = false;

@@ -2,10 +2,34 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "engine/device_waits.hpp"
 
 namespace isthmus::messages {
+
+namespace {
+
+bool on_device(const Operation &op) noexcept { return op.call.device && op.call.bytes != 0; }
+
+}  // namespace
+
+struct MessageSubmission::OnDevice {
+  OnDevice(MessageSubmission &submission, const Operation &op) : wanted(on_device(op)) {
+    RankCore &core = submission.core_;
+    if (!wanted) return;
+    core.uses_device.store(true, std::memory_order_relaxed);
+    lock.emplace(core.lock_for(core.message_lock, &op));
+    if (!*lock || core.failed() || !submission.device_.copier) return;
+    try {
+      ties.open(*submission.device_.copier, op);
+    } catch (const Error &e) { core.not_submitted(op, e); }
+  }
+  bool refused() const noexcept { return wanted && !*lock; }
+  const bool wanted;
+  std::optional<SubmitLock::Held> lock;
+  MessageTies ties;
+};
 
 void MessageSubmission::submit(Operation *op) noexcept {
   if (sizes_.cuts(op->call.bytes)) return submit_parts(op);
@@ -46,16 +70,22 @@ void MessageSubmission::submit_parts(Operation *op) noexcept {
   const auto parts = static_cast<uint32_t>((op->call.bytes + size - 1) / size);
   op->cut.is_whole = true;
   op->end.children.store(parts + 1, std::memory_order_relaxed);
-  auto whole_message = in_order(*op);
-  for (uint32_t i = 0; i < parts; ++i) {
-    Operation *const part = make_part(op, i, size);
-    OperationPool::retain(part);  // this thread may come out of the runtime after the part is over
-    core_.pending.fetch_add(1, std::memory_order_acq_rel);
-    if (core_.failed()) core_.end(part, core_.failure().code, core_.about(*part));
-    else submit_one(part);
-    OperationPool::instance().release(part);
+  {
+    const Numbered whole_message = in_order(*op);
+    const engine::CountedCall counted(core_);
+    OnDevice here(*this, *op);
+    for (uint32_t i = 0; i < parts; ++i) {
+      Operation *const part = make_part(op, i, size);
+      OperationPool::retain(part);  // this thread may come out of the runtime after the part is over
+      core_.pending.fetch_add(1, std::memory_order_acq_rel);
+      if (core_.failed() || here.refused()) core_.end(part, core_.failure().code, core_.about(*part));
+      else submit_part(part, &here.ties);
+      OperationPool::instance().release(part);
+    }
+    try {
+      if (here.ties.opened() && !core_.failed()) here.ties.close();
+    } catch (const Error &e) { core_.not_submitted(*op, e); }
   }
-  if (whole_message) whole_message.unlock();
   if (op->end.children.fetch_sub(1, std::memory_order_acq_rel) == 1)
     finish_operation(op, op->end.result, std::string(op->end.text), now_ns());
 }
@@ -73,23 +103,27 @@ MessageSubmission::Numbered MessageSubmission::in_order(const Operation &op) noe
 }
 
 void MessageSubmission::submit_one(Operation *op) noexcept {
-  const bool send = op->call.collective == Collective::Send;
   Numbered numbered;
   if (sizes_.take_slot(op)) numbered = in_order(*op);
-  if (op->call.device && op->call.bytes != 0) {
-    core_.uses_device.store(true, std::memory_order_relaxed);
-    // This thread may be held up in the runtime. The progress thread has to see the deadline all the same.
+  const OnDevice here(*this, *op);
+  if (here.refused()) return core_.end(op, core_.failure().code, core_.about(*op));
+  submit_part(op, nullptr);  // nothing comes between the copy of a message that is not cut and its ties to the stream
+}
+
+// With the message lock, where the message is in a device's memory.
+void MessageSubmission::submit_part(Operation *op, MessageTies *ties) noexcept {
+  const bool send = op->call.collective == Collective::Send;
+  if (on_device(*op)) {
+    // This thread may be held up in the runtime. The progress thread has to see the deadline all the same, and to go on with the parts before.
     core_.activate();
-    return send ? send_from_device(op) : recv_to_device(op);
+    return send ? send_from_device(op, ties) : recv_to_device(op, ties);
   }
   if (send) matcher_.start_send(op, SendTurn::Awaits);
   else matcher_.start_recv(op);
 }
 
-void MessageSubmission::send_from_device(Operation *op) noexcept {
+void MessageSubmission::send_from_device(Operation *op, MessageTies *ties) noexcept {
   op->carry.port = Port::Taken;
-  const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, op);
-  if (!submitting) return core_.end(op, core_.failure().code, core_.about(*op));
   bool behind = false;
   {
     const auto s = table_.lock();
@@ -100,11 +134,14 @@ void MessageSubmission::send_from_device(Operation *op) noexcept {
   if (core_.failed() || !device_.copier) return;  // drive() ends the send
   try {
     if (!behind && (sends_.put(op) || (!sends_.worth_waiting(op) && places_.stage_send(op))))
-      return device_.copier->take(*op);
-    if (op->call.on_stream) device_.copier->mark(*op);
+      return device_.copier->take(*op, ties);
+    if (op->call.on_stream) device_.copier->mark(*op, ties);
   } catch (const Error &e) { return core_.not_submitted(*op, e); }
+  if (op->call.on_stream) {
+    op->carry.held = true;
+    streams_.hold(op, op->call.stream);
+  }
   copies_.wait(op);
-  if (op->call.on_stream) streams_.hold(op, nullptr);
   core_.activate();  // this thread may wait for another communicator, which waits for this one
   core_.wake();
 }
@@ -117,9 +154,7 @@ bool MessageSubmission::expect(Operation *op) noexcept {
   return places_.stage_ahead(op) && matcher_.start_recv(op);
 }
 
-void MessageSubmission::recv_to_device(Operation *op) noexcept {
-  const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, op);
-  if (!submitting) return core_.end(op, core_.failure().code, core_.about(*op));
+void MessageSubmission::recv_to_device(Operation *op, MessageTies *ties) noexcept {
   if (core_.failed() || !device_.copier) return (void)matcher_.start_recv(op);  // drive() ends the receive
   struct Keep {  // once the receive has begun, the receive may be over before its submission has ended
     Operation *op = nullptr;
@@ -130,7 +165,7 @@ void MessageSubmission::recv_to_device(Operation *op) noexcept {
   bool begun = false;
   try {
     if (op->call.order_later) {
-      if (!op->carry.begun) device_.copier->mark(*op);
+      if (!op->carry.begun) device_.copier->mark(*op, ties);
       op->call.on_stream = false;
     }
     if (op->call.on_stream && device_.copier->gates() && copies_.submit_all(op)) {
@@ -142,7 +177,7 @@ void MessageSubmission::recv_to_device(Operation *op) noexcept {
       engine::enter_waits(core_, *op);
       op->carry.waits_for_rank = true;
       begun = expect(op);
-      if (begun) return device_.copier->expect(*op);
+      if (begun) return device_.copier->expect(*op, ties);
       op->carry.waits_for_rank = false;
       engine::leave_waits(core_);
     }

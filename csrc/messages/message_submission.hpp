@@ -39,12 +39,14 @@ class MessageSubmission {
 
  private:
   using Numbered = std::unique_lock<std::recursive_timed_mutex>;
+  struct OnDevice;  // of a message in a device's memory: the message lock, and the device entered
   void submit_one(Operation *op) noexcept;
   void submit_parts(Operation *op) noexcept;
+  void submit_part(Operation *op, MessageTies *ties) noexcept;
   Operation *make_part(Operation *op, uint32_t i, uint64_t size) noexcept;
   Numbered in_order(const Operation &op) noexcept;
-  void send_from_device(Operation *op) noexcept;
-  void recv_to_device(Operation *op) noexcept;
+  void send_from_device(Operation *op, MessageTies *ties) noexcept;
+  void recv_to_device(Operation *op, MessageTies *ties) noexcept;
   bool expect(Operation *op) noexcept;  // begins a receive behind a gate. False: the receive has no place behind a gate
 
   RankCore &core_;

@@ -12,7 +12,10 @@ namespace {
 struct HeldMessage {
   StreamOrder *by;
   Operation *op;
-  void *stream;  // that comes behind a receive
+  void *stream;  // that comes behind it
+  void let_go() const noexcept {
+    if (!op->life.inline_op) OperationPool::instance().release(op);
+  }
 };
 thread_local std::vector<HeldMessage> held_here;
 const InChild forgets_held([](void *) noexcept { held_here.clear(); });
@@ -26,23 +29,29 @@ void StreamOrder::hold(Operation *op, void *stream) noexcept {
 }
 
 void StreamOrder::order(Operation *op, void *stream) {
-  if (op->cut.parts.empty()) order_part(op, stream);
-  for (Operation *part : op->cut.parts) order_part(part, stream);
+  order_all(op, stream);
   settle();
 }
 
-void StreamOrder::order_part(Operation *op, void *stream) noexcept {
+void StreamOrder::order_all(Operation *op, void *stream) noexcept {
   const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, op);
   if (!submitting || op->over() || core_.failed() || !device_.copier) return;
   try {
-    if (!order_now(op, stream)) hold(op, stream);
+    MessageTies ties;
+    ties.open(*device_.copier, *op);
+    const auto order_part = [&](Operation *part) {
+      if (!part->over() && !order_now(part, stream, ties)) hold(part, stream);
+    };
+    if (op->cut.parts.empty()) order_part(op);
+    for (Operation *part : op->cut.parts) order_part(part);
+    ties.close();
   } catch (const Error &e) { core_.not_submitted(*op, e); }
 }
 
 // Orders a receive. Where a gate is still possible, the copy comes behind a gate, as if the receive had been submitted so. Else the copy comes with
 // the message. False: no gate is possible, and the message has not come.
-bool StreamOrder::order_now(Operation *op, void *stream) {
-  if (op->carry.ticket.load(std::memory_order_relaxed) != 0) return device_.copier->order(*op, stream), true;
+bool StreamOrder::order_now(Operation *op, void *stream, MessageTies &ties) {
+  if (op->carry.ticket.load(std::memory_order_relaxed) != 0) return device_.copier->order(*op, stream, ties), true;
   const bool gate = !op->carry.arrived.load(std::memory_order_acquire) && device_.copier->gates() &&
                     copies_.submit_all(op) && stage_posted(op);
   if (gate) {
@@ -68,8 +77,8 @@ bool StreamOrder::order_now(Operation *op, void *stream) {
     op->call.stream = stream;
   }
   if (gate && !expected) engine::leave_waits(core_);
-  if (expected) device_.copier->expect(*op);
-  else device_.copier->put(*op);
+  if (expected) device_.copier->expect(*op, &ties);
+  else device_.copier->put(*op, &ties);
   return true;
 }
 
@@ -97,14 +106,19 @@ bool StreamOrder::stage_posted(Operation *op) noexcept {
   return false;
 }
 
-// The operations settle in any order: a send may wait for the pinned memory that a receive of the same group gives back.
+// The operations settle in any order: a send may wait for the pinned memory that a receive of the same group gives back. The sends on a stream then
+// order the stream together.
 void StreamOrder::settle() noexcept {
+  if (held_here.empty()) return;
+  std::vector<HeldMessage> sent;  // one for each stream
   while (!held_here.empty()) {
     std::vector<HeldMessage> held = std::exchange(held_here, {});
     while (!held.empty()) {
-      const auto over = std::remove_if(held.begin(), held.end(), [](const HeldMessage &h) {
+      const auto over = std::remove_if(held.begin(), held.end(), [&sent](const HeldMessage &h) {
         if (!h.by->settle_one(h.op, h.stream)) return false;
-        if (!h.op->life.inline_op) OperationPool::instance().release(h.op);
+        const auto same = [&h](const HeldMessage &o) { return o.by == h.by && o.stream == h.stream; };
+        if (h.op->call.collective == Collective::Send && std::none_of(sent.begin(), sent.end(), same)) sent.push_back(h);
+        else h.let_go();
         return true;
       });
       if (over == held.end())
@@ -114,6 +128,18 @@ void StreamOrder::settle() noexcept {
       else held.erase(over, held.end());
     }
   }
+  for (const HeldMessage &h : sent) {
+    h.by->order_after_sends(*h.op, h.stream);
+    h.let_go();
+  }
+}
+
+void StreamOrder::order_after_sends(const Operation &last, void *stream) noexcept {
+  const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, &last);
+  if (!submitting || core_.failed() || !device_.copier) return;
+  try {
+    device_.copier->order_after_sends(stream);
+  } catch (const Error &e) { core_.not_submitted(last, e); }
 }
 
 bool StreamOrder::may_settle(const Operation &op) const noexcept {
@@ -130,7 +156,10 @@ bool StreamOrder::settle_one(Operation *op, void *stream) noexcept {
   if (!submitting || core_.failed() || !device_.copier || op->over()) return true;
   try {
     const bool all_placed = copies_.all_submitted();
-    if (!order_now(op, stream)) return op->message.ungated = all_placed, false;
+    MessageTies ties;
+    ties.open(*device_.copier, *op);
+    if (!order_now(op, stream, ties)) return op->message.ungated = all_placed, false;
+    ties.close();
   } catch (const Error &e) { core_.not_submitted(*op, e); }
   return true;
 }

@@ -17,17 +17,18 @@ class StreamOrder {
   // `op` is a receive that was to be ordered later. What `stream` gets from now on comes behind the receive's message. Waits for the message where
   // the device has no gates, or where no pinned memory is free. Any other trouble fails the communicator.
   void order(Operation *op, void *stream);
-  // This thread has to see to `op` before its call returns. `stream` comes behind a receive.
+  // This thread has to see to `op` before its call returns. `stream` comes behind `op`.
   void hold(Operation *op, void *stream) noexcept;
   // Waits for the operations that hold() has named. Called after the submissions of this thread, of all ranks.
   static void settle() noexcept;
 
  private:
-  void order_part(Operation *op, void *stream) noexcept;
-  bool order_now(Operation *op, void *stream);  // false: `op` cannot be ordered yet
+  void order_all(Operation *op, void *stream) noexcept;
+  bool order_now(Operation *op, void *stream, MessageTies &ties);  // false: `op` cannot be ordered yet
   bool stage_posted(Operation *op) noexcept;
   bool may_settle(const Operation &op) const noexcept;
-  bool settle_one(Operation *op, void *stream) noexcept;  // false: not yet
+  bool settle_one(Operation *op, void *stream) noexcept;  // false: not yet. The stream of a send is still to be ordered
+  void order_after_sends(const Operation &last, void *stream) noexcept;
 
   RankCore &core_;
   MessageTable &table_;

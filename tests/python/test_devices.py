@@ -7,6 +7,7 @@ is a fault, and misuse of the driver ends the process.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import mmap
@@ -529,6 +530,68 @@ def test_a_long_all_reduce_enters_the_device_once_and_makes_few_calls_for_a_chun
         assert chunks <= most_chunks
         assert 0 < working <= calls * chunks + 20
         assert choosing <= 40, "for the whole submission, and for what is asked of the buffers"
+
+
+@pytest.mark.parametrize("how", ["on a stream", "on a stream, in a group", "without a stream"])
+@pytest.mark.parametrize("mebibytes", [1, 64])
+def test_a_message_is_tied_to_its_stream_once_and_makes_few_calls_for_a_part(mebibytes: int, how: str) -> None:
+    """Of a part a copy, the signal behind it, and before the copy of a receive on a stream a gate.
+
+    Parts that the device worker submits enter the device each: receives without a stream, and sends that wait for slots.
+    """
+
+    def body(comm: isthmus.Comm) -> tuple[int, int, int, int]:
+        engine = ctypes.CDLL("librehearsal.so")
+        engine.rehearsal_calls.restype = ctypes.c_ulong
+        there = vendor()
+        copies, writes, waits, records, holds, _ = there.used
+        choosing = ("cuCtxPushCurrent", "cuCtxPopCurrent", "cuCtxGetId", "hipGetDevice", "hipSetDevice")
+        x = DeviceArray.of(np.full(mebibytes << 18, 1.0 + comm.rank, np.float32))
+        user = there.stream()
+        stream = user if how != "without a stream" else None
+
+        def turn() -> None:
+            with isthmus.group() if "group" in how else contextlib.nullcontext():
+                comm.send(x, 1, stream=stream) if comm.rank == 0 else comm.recv(x, 0, stream=stream)
+            there.synchronize(user)
+            comm.barrier()
+
+        for _ in range(2):
+            turn()
+        engine.rehearsal_reset_calls()
+        turn()
+        made = {name: int(engine.rehearsal_calls(name.encode())) for name in {*there.used, *choosing}}
+        assert float(x.get()[-1]) == 1.0
+        return (
+            made[copies], made[writes] + made[waits], made[records] + made[holds], sum(made[name] for name in choosing)
+        )  # fmt: skip
+
+    for rank, (parts, words, ties, choosing) in enumerate(run_fleet("nvidia:1,amd:1", body)):
+        gated = rank == 1 and how != "without a stream"
+        assert parts == max(1, mebibytes // 4)
+        assert words == parts * (2 if gated else 1)
+        assert 0 < ties <= (8 if rank == 0 else 4)
+        assert choosing <= 12 + 3 * parts
+
+
+def test_receives_may_be_called_before_the_sends_as_long_as_the_launch_queue_holds_three_entries_for_a_part() -> None:
+    """On streams of their own, and not in a group: a full queue would hold up the thread before it comes to its send."""
+
+    def body(comm: isthmus.Comm) -> float:
+        there = vendor()
+        x = DeviceArray.of(np.full(1 << 24, 1.0 + comm.rank, np.float32))  # 16 parts
+        y = DeviceArray.of(np.zeros(1 << 24, np.float32))
+        first, second = there.stream(), there.stream()
+        works = [
+            comm.recv(y, 1 - comm.rank, stream=first, async_op=True),
+            comm.send(x, 1 - comm.rank, stream=second, async_op=True),
+        ]
+        for work in works:
+            work.wait()
+        there.synchronize(first)
+        return float(y.get()[-1])
+
+    assert run_fleet("nvidia:1,amd:1", body, switches={"QUEUE_DEPTH": "56", "QUEUES": "4"}) == [2.0, 1.0]
 
 
 @pytest.mark.computes
