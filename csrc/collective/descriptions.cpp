@@ -22,8 +22,7 @@ bool Descriptions::gone(const Operation &op, int q) noexcept {
   const uint32_t owner = p.mail ? p.mail->standing.communicator.load(std::memory_order_acquire) : 0;
   const bool left = p.left.load(std::memory_order_acquire) && p.left_done.load(std::memory_order_relaxed) < op.sequence;
   if (!left && (owner == 0 || owner == core_.id.epoch)) return false;
-  core_.fail_at(op, Code::PeerLost, formatted(": {} has destroyed its side of the communicator", core_.id.text(q)),
-                engine::Lateness::InTime, {q});
+  core_.fail_at(op, Code::PeerLost, formatted(": {} {}", core_.id.text(q), engine::kHasLeft), engine::Lateness::InTime, {q});
   return true;
 }
 

@@ -80,8 +80,7 @@ void PeerEvents::link_broken(const link::Link *link, const std::string &why) noe
     if (collectives_.waiting_on() != q) continue;
     return core_.fail(
         Status{Code::PeerLost,
-               formatted("{} has destroyed its side of the communicator, and part of what it sent did not arrive ({})",
-                         core_.id.text(q), why),
+               formatted("{} {}, and part of what it sent did not arrive ({})", core_.id.text(q), engine::kHasLeft, why),
                {q}},
         Tell::Peers);
   }

@@ -93,8 +93,7 @@ struct RankExchange::Gather {
     if (leads()) tell(how, q);
     const PeerRank &p = by.core_.peers[static_cast<size_t>(q)];
     const std::string who = by.core_.id.text(q);
-    if (how == Note::Of::Left)
-      throw Error(Code::PeerLost, formatted("{}: {} has destroyed its side of the communicator", name(), who), {q});
+    if (how == Note::Of::Left) throw Error(Code::PeerLost, formatted("{}: {} {}", name(), who, engine::kHasLeft), {q});
     const std::string why = p.lost() ? p.process->lost_text() : by.core_.id.text(ranks[0]) + " says so";
     throw Error(Code::PeerLost, formatted("{}: {} is gone: {}", name(), who, why), {q});
   }

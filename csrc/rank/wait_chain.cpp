@@ -57,7 +57,7 @@ std::optional<std::string> WaitChain::look_at(int q) noexcept {
   }
   if (p.left.load(std::memory_order_acquire)) {
     found_ = {Code::PeerLost, {q}};
-    return formatted("{} has destroyed its side of the communicator", seen.who);
+    return formatted("{} {}", seen.who, engine::kHasLeft);
   }
   const int64_t heard = p.process ? p.process->last_heard_ns.load(std::memory_order_relaxed) : now_ns();
   const double silent = static_cast<double>(now_ns() - heard) * 1e-9;

@@ -125,6 +125,28 @@ def test_a_message_names_who_does_not_take_part_in_it(
         assert re.search(one_line(said), one["text"]) and one["ranks"] == (named,), one
 
 
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("stands", [1, 3])
+def test_a_message_whose_peer_is_in_a_collective_that_waits_for_the_message_is_said_to_cross_it(
+    zygote: Zygote, shape: str, stands: int, first: int
+) -> None:
+    """Over TCP the peer waits for another rank of the collective, which waits for the rank with the message.
+
+    No network is to blame.
+    """
+    peer = (stands + 1) % 4
+    script = dict.fromkeys(range(4), "barrier") | {stands: f"recv {peer} 8"}
+    direct = f"{{{peer}}} has made no send that matches: it is in #2 barrier, waiting for rank {stands}"
+    crossed = f"it is in recv from rank {peer} .tag 8., and rank {peer} does not come to that before #2 is over"
+    for rank, one in failures(zygote, shape, 4, script, first).items():
+        about_message = re.search(one_line(f"{direct}|{{{stands}}} has not called #2: {crossed}"), one["text"])
+        not_called = re.search(one_line(f"{{{stands}}} has not called it: it is in recv from rank {peer}"), one["text"])
+        assert about_message or not_called, (rank, one)
+        assert "is slow or blocked" not in one["text"], (rank, one)
+        if shape == "tcp" and first == stands:
+            assert "does not come to that before #2 is over" in one["text"] and one["ranks"] == (), (rank, one)
+
+
 def test_a_rank_that_stands_in_a_message_of_another_communicator_is_said_to(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
         comm = me.init()
