@@ -67,9 +67,9 @@ void MessageTies::open(DeviceCopier &copier, const Operation &op) {
   copier_ = &copier;
 }
 
-void MessageTies::close() {
+void MessageTies::close(void *stream) {
   for (const Lane lane : {Lane::Out, Lane::In, Lane::Late})
-    if (std::exchange(ties_[lane].owes, false)) copier_->lanes_[lane].order(copier_->runtime_, copier_->device_, stream_);
+    if (std::exchange(ties_[lane].owes, false)) copier_->lanes_[lane].order(copier_->runtime_, copier_->device_, stream);
 }
 
 void DeviceCopier::mark(Operation &op, MessageTies *ties) {
@@ -85,12 +85,6 @@ void DeviceCopier::mark(Operation &op, MessageTies *ties) {
     op.carry.begun = marks_.take([&](device::Event &event) { return runtime_.mark_default(device_, event); });
   // The ties have the mark too: each part may be over before the next one is marked.
   if (ties && streamed && !ties->mark_) ties->mark_ = marks_.share(op.carry.begun);
-}
-
-void DeviceCopier::order(const Operation &op, void *stream, MessageTies &ties) {
-  if (landed(op)) return;
-  ties.stream_ = stream;
-  ties.ties_[lane_in(op)].owes = true;
 }
 
 // `behind_stream`: the lane is behind what the user's stream held at the call.
@@ -136,7 +130,6 @@ void DeviceCopier::carry(Operation &op, Lane which, MessageTies *ties) {
   else runtime_.copy(stream, op.call.output, stage, op.call.bytes, &cancelled_);
   if (op.call.on_stream && ties) {
     ties->ties_[which] = {.behind = true, .owes = true};
-    ties->stream_ = op.call.stream;
   } else if (op.call.on_stream && !op.carry.held) {
     lane.order(runtime_, device_, op.call.stream);
   }

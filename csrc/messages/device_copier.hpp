@@ -48,29 +48,33 @@ struct ByLane : std::array<Of, 3> {
   const Of &operator[](Lane lane) const noexcept { return this->data()[static_cast<size_t>(lane)]; }
 };
 
-// MessageTies ties the copies of one message to the user's stream: a lane is put behind the stream with the first copy that it is given, and close()
-// puts the stream behind the lanes. For a thread that has the message lock meanwhile. It also enters the device.
+// How the lanes stand to one stream of the user's, for the messages of one call.
+struct LaneTie {
+  bool behind = false;  // the lane is behind what the stream held at the call
+  bool owes = false;    // the stream is not yet behind the lane
+};
+using LaneTies = ByLane<LaneTie>;
+
+// MessageTies ties the copies of messages to the user's stream: a lane is put behind the stream with the first copy that it is given, and close() puts
+// the stream behind the lanes. For a thread that has the message lock meanwhile. It also enters the device.
 class MessageTies {
  public:
   MessageTies() = default;
+  explicit MessageTies(LaneTies &of) noexcept : ties_(of) {}  // which live longer
   ~MessageTies();
   MessageTies(const MessageTies &) = delete;
   MessageTies &operator=(const MessageTies &) = delete;
   // Before a copier is given them. `op` is what is submitted. Throws what the runtime throws.
   void open(DeviceCopier &copier, const Operation &op);
-  void close();
+  void close(void *stream);
   bool opened() const noexcept { return copier_ != nullptr; }
 
  private:
   friend class DeviceCopier;
-  struct Tie {
-    bool behind = false;  // the lane is behind the stream
-    bool owes = false;    // the stream is not yet behind the lane
-  };
-  ByLane<Tie> ties_;
+  LaneTies own_;
+  LaneTies &ties_ = own_;
   DeviceCopier *copier_ = nullptr;
   std::optional<device::Entered> entered_;
-  void *stream_ = nullptr;      // which owes
   StreamMark *mark_ = nullptr;  // what the stream held, where a copy is submitted later
 };
 
@@ -114,8 +118,8 @@ class DeviceCopier {
   device::Stream &to_enter(const Operation &op);
 
   // Each submits the copy of op's message between the user's memory and the message's stage, and sets op->carry.ticket. If the call names a user's
-  // stream, the copy comes behind what the stream holds and before what the stream gets later; with `ties`, what the stream gets behind close(), and
-  // of a send that was held, what the stream gets behind order_after_sends(). Each throws what the runtime throws.
+  // stream, the copy comes behind what the stream holds and before what the stream gets later; with `ties`, what the stream gets behind close(). A send
+  // that was held is tied to the stream by its thread (StreamOrder::settle). Each throws what the runtime throws.
   void take(Operation &op, MessageTies *ties = nullptr) { carry(op, Lane::Out, ties); }  // to the stage
   // From the stage, once open() has come to the copy; reserved before.
   void expect(Operation &op, MessageTies *ties = nullptr) { carry(op, Lane::In, ties); }
@@ -133,9 +137,10 @@ class DeviceCopier {
   // what it holds when they are submitted. The parts of a message share the mark of a stream that `ties` has. Any thread may call forget().
   void mark(Operation &op, MessageTies *ties = nullptr);
   void forget(Operation &op) noexcept { marks_.give_back(std::exchange(op.carry.begun, nullptr)); }
-  // What `stream` gets behind close() comes behind the copy of `op`. The copy has been submitted, or was reserved and submitted in one go.
-  void order(const Operation &op, void *stream, MessageTies &ties);
-  void order_after_sends(void *stream) { lanes_[Lane::Out].order(runtime_, device_, stream); }  // behind all that were taken
+  // What the stream gets behind close() comes behind the copy of `op`. The copy has been submitted, or was reserved and submitted in one go.
+  void order(const Operation &op, MessageTies &ties) const noexcept {
+    if (!landed(op)) ties.ties_[lane_in(op)].owes = true;
+  }
 
   // Progress.
   void open(const Operation &op) noexcept { lanes_[Lane::In].gate->open(op.carry.ticket.load(std::memory_order_relaxed)); }

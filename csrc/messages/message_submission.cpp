@@ -83,7 +83,7 @@ void MessageSubmission::submit_parts(Operation *op) noexcept {
       OperationPool::instance().release(part);
     }
     try {
-      if (here.ties.opened() && !core_.failed()) here.ties.close();
+      if (here.ties.opened() && !core_.failed()) here.ties.close(op->call.stream);
     } catch (const Error &e) { core_.not_submitted(*op, e); }
   }
   if (op->end.children.fetch_sub(1, std::memory_order_acq_rel) == 1)

@@ -17,6 +17,10 @@ struct HeldMessage {
     if (!op->life.inline_op) OperationPool::instance().release(op);
   }
 };
+struct HeldStream {
+  HeldMessage last;  // of those that have settled
+  LaneTies ties;
+};
 thread_local std::vector<HeldMessage> held_here;
 const InChild forgets_held([](void *) noexcept { held_here.clear(); });
 
@@ -44,14 +48,14 @@ void StreamOrder::order_all(Operation *op, void *stream) noexcept {
     };
     if (op->cut.parts.empty()) order_part(op);
     for (Operation *part : op->cut.parts) order_part(part);
-    ties.close();
+    ties.close(stream);
   } catch (const Error &e) { core_.not_submitted(*op, e); }
 }
 
 // Orders a receive. Where a gate is still possible, the copy comes behind a gate, as if the receive had been submitted so. Else the copy comes with
 // the message. False: no gate is possible, and the message has not come.
 bool StreamOrder::order_now(Operation *op, void *stream, MessageTies &ties) {
-  if (op->carry.ticket.load(std::memory_order_relaxed) != 0) return device_.copier->order(*op, stream, ties), true;
+  if (op->carry.ticket.load(std::memory_order_relaxed) != 0) return device_.copier->order(*op, ties), true;
   const bool gate = !op->carry.arrived.load(std::memory_order_acquire) && device_.copier->gates() &&
                     copies_.submit_all(op) && stage_posted(op);
   if (gate) {
@@ -106,19 +110,21 @@ bool StreamOrder::stage_posted(Operation *op) noexcept {
   return false;
 }
 
-// The operations settle in any order: a send may wait for the pinned memory that a receive of the same group gives back. The sends on a stream then
-// order the stream together.
+// The operations settle in any order: a send may wait for the pinned memory that a receive of the same group gives back. Each stream is ordered once,
+// behind all that have settled.
 void StreamOrder::settle() noexcept {
   if (held_here.empty()) return;
-  std::vector<HeldMessage> sent;  // one for each stream
+  std::vector<HeldStream> streams;
   while (!held_here.empty()) {
     std::vector<HeldMessage> held = std::exchange(held_here, {});
     while (!held.empty()) {
-      const auto over = std::remove_if(held.begin(), held.end(), [&sent](const HeldMessage &h) {
-        if (!h.by->settle_one(h.op, h.stream)) return false;
-        const auto same = [&h](const HeldMessage &o) { return o.by == h.by && o.stream == h.stream; };
-        if (h.op->call.collective == Collective::Send && std::none_of(sent.begin(), sent.end(), same)) sent.push_back(h);
-        else h.let_go();
+      const auto over = std::remove_if(held.begin(), held.end(), [&streams](const HeldMessage &h) {
+        auto its = std::find_if(streams.begin(), streams.end(),
+                                [&h](const HeldStream &s) { return s.last.by == h.by && s.last.stream == h.stream; });
+        LaneTies none, &ties = its == streams.end() ? none : its->ties;
+        if (!h.by->settle_one(h.op, h.stream, ties)) return false;
+        if (its == streams.end()) streams.push_back({h, ties});
+        else std::exchange(its->last, h).let_go();
         return true;
       });
       if (over == held.end())
@@ -128,17 +134,19 @@ void StreamOrder::settle() noexcept {
       else held.erase(over, held.end());
     }
   }
-  for (const HeldMessage &h : sent) {
-    h.by->order_after_sends(*h.op, h.stream);
-    h.let_go();
+  for (HeldStream &s : streams) {
+    s.last.by->close(*s.last.op, s.last.stream, s.ties);
+    s.last.let_go();
   }
 }
 
-void StreamOrder::order_after_sends(const Operation &last, void *stream) noexcept {
+void StreamOrder::close(const Operation &last, void *stream, LaneTies &of) noexcept {
   const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, &last);
   if (!submitting || core_.failed() || !device_.copier) return;
   try {
-    device_.copier->order_after_sends(stream);
+    MessageTies ties(of);
+    ties.open(*device_.copier, last);
+    ties.close(stream);
   } catch (const Error &e) { core_.not_submitted(last, e); }
 }
 
@@ -149,17 +157,16 @@ bool StreamOrder::may_settle(const Operation &op) const noexcept {
          (device_.gates && op.message.grouped && !op.message.ungated && copies_.all_submitted());
 }
 
-bool StreamOrder::settle_one(Operation *op, void *stream) noexcept {
+bool StreamOrder::settle_one(Operation *op, void *stream, LaneTies &of) noexcept {
   if (!may_settle(*op)) return false;
-  if (op->call.collective == Collective::Send) return true;
+  if (op->call.collective == Collective::Send) return of[Lane::Out].owes = true;
   const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, op);
   if (!submitting || core_.failed() || !device_.copier || op->over()) return true;
   try {
     const bool all_placed = copies_.all_submitted();
-    MessageTies ties;
+    MessageTies ties(of);
     ties.open(*device_.copier, *op);
     if (!order_now(op, stream, ties)) return op->message.ungated = all_placed, false;
-    ties.close();
   } catch (const Error &e) { core_.not_submitted(*op, e); }
   return true;
 }

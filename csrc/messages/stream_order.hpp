@@ -27,8 +27,8 @@ class StreamOrder {
   bool order_now(Operation *op, void *stream, MessageTies &ties);  // false: `op` cannot be ordered yet
   bool stage_posted(Operation *op) noexcept;
   bool may_settle(const Operation &op) const noexcept;
-  bool settle_one(Operation *op, void *stream) noexcept;  // false: not yet. The stream of a send is still to be ordered
-  void order_after_sends(const Operation &last, void *stream) noexcept;
+  bool settle_one(Operation *op, void *stream, LaneTies &ties) noexcept;  // false: not yet. `stream` is still to be ordered
+  void close(const Operation &last, void *stream, LaneTies &ties) noexcept;
 
   RankCore &core_;
   MessageTable &table_;

@@ -474,8 +474,7 @@ TEST_P(Submissions, OfABroadcastOrGatherInPlaceInAnIslandCopyNothing) {
   });
 }
 
-// A copy each for the parts of a message, which the user's stream waits for together. Where the device has no gates, a receive waits in its call,
-// and orders the stream with each part that has come.
+// A copy each for the parts of a message, which the user's stream waits for together.
 TEST_P(Submissions, OfMessagesOnAStreamAreTheCallers) {
   on_ranks([](FleetRank &r, Watched &watched) {
     constexpr uint64_t kPart = 8 * 16 * 1024;  // eight chunks
@@ -502,8 +501,7 @@ TEST_P(Submissions, OfMessagesOnAStreamAreTheCallers) {
         const std::vector<Line> lines = watched.end(r);
         if (!r.driver || turn == 0) continue;
         expect_callers_alone(r, lines, watched.callers(), DeviceWorker::MayNot);
-        const bool gates = std::string(r.vendor->name) != "ascend";
-        if (takes_part) expect_users_stream(r, lines, stream, gates ? 2 : 1 + parts);
+        if (takes_part) expect_users_stream(r, lines, stream, 2);
       }
     if (stream) r.driver->end(stream);
   });

@@ -574,6 +574,33 @@ def test_a_message_is_tied_to_its_stream_once_and_makes_few_calls_for_a_part(meb
         assert choosing <= 12 + 3 * parts
 
 
+def test_two_ranks_that_exchange_long_messages_in_a_group_tie_them_to_their_streams_and_not_each_part() -> None:
+    """Most of their parts wait for slots, and are ordered by the thread that ends the group."""
+
+    def body(comm: isthmus.Comm) -> tuple[int, int]:
+        engine = ctypes.CDLL("librehearsal.so")
+        engine.rehearsal_calls.restype = ctypes.c_ulong
+        there = vendor()
+        copies, _, _, records, holds, _ = there.used
+        x = DeviceArray.of(np.full(1 << 24, 1.0 + comm.rank, np.float32))
+        y = DeviceArray.of(np.zeros(1 << 24, np.float32))
+        stream = there.stream()
+        for _ in range(2):
+            comm.barrier()
+            engine.rehearsal_reset_calls()
+            with isthmus.group():
+                comm.recv(y, 1 - comm.rank, stream=stream)
+                comm.send(x, 1 - comm.rank, stream=stream)
+            there.synchronize(stream)
+            made = {name: int(engine.rehearsal_calls(name.encode())) for name in (copies, records, holds)}
+            assert float(y.get()[-1]) == 2.0 - comm.rank
+        return made[copies], made[records] + made[holds]
+
+    for parts, ties in run_fleet("nvidia:1,amd:1", body):
+        assert parts == 2 * 16
+        assert 0 < ties <= 16
+
+
 def test_receives_may_be_called_before_the_sends_as_long_as_the_launch_queue_holds_three_entries_for_a_part() -> None:
     """On streams of their own, and not in a group: a full queue would hold up the thread before it comes to its send."""
 
