@@ -27,11 +27,14 @@ constexpr SettingRow kSettings[] = {
      "host:port where rank 0 listens for the rendezvous; empty: MASTER_ADDR and MASTER_PORT + 1, or with a MASTER_PORT from "
      "32768 on, which the system gave, a port from 20000 to 31999 or of ISTHMUS_PORTS that all ranks compute alike"},
     {Setting::Bridge, "ISTHMUS_BRIDGE", K::Choice, "auto", 0, 0, "auto|shm|tcp|ucx", true,
-     "link between islands: auto takes shared memory on one host and TCP between hosts; shm is an error where that cannot "
-     "be; tcp forces TCP between islands, of which ranks without a label have one for each maker of devices, and one for "
-     "the host; ucx does so by UCX, for RDMA, over what UCX_TLS allows"},
+     "link between islands. auto: shared memory inside a host, TCP between hosts. shm: an error where ranks share no "
+     "memory. "
+     "tcp: TCP between islands, also inside a host; ranks without a label are then one island for each vendor of devices, "
+     "and "
+     "one for the ranks on host memory. ucx: as tcp, by UCX, for RDMA, over what UCX_TLS allows"},
     {Setting::BridgeRates, "ISTHMUS_BRIDGE_RATES", K::Text, "", 0, 0, "", true,
-     "relative rates of the islands' bridges, as \"a:10,nvidia:1\" by label, or by the devices' maker (nvidia, amd, ascend) "
+     "relative rates of the islands' bridges, as \"a:10,nvidia:1\" by label, or by the devices' vendor (nvidia, amd, "
+     "ascend) "
      "or host where they have none; a faster one carries more. Empty: by the ranks' profiles (ISTHMUS_PROFILE), else all "
      "alike"},
     {Setting::Ccl, "ISTHMUS_CCL", K::Choice, "auto", 0, 0, "auto|none|oneccl|nccl|rccl|hccl", false,
@@ -40,18 +43,21 @@ constexpr SettingRow kSettings[] = {
     {Setting::CclLibrary, "ISTHMUS_CCL_LIBRARY", K::Text, "", 0, 0, "", false,
      "path of that library's file; empty: where the loader finds it", true},
     {Setting::Census, "ISTHMUS_CENSUS", K::Real, "300", 0.001, 1e9, "", false,
-     "seconds without another rank's coming, after which an init behind a front door waits no longer where all that came "
-     "are of one vendor and label: the others are then taken for ranks without Isthmus, and the vendor's library gets the "
-     "call. Other inits wait for ISTHMUS_TIMEOUT, all of them at most. An init whose missing ranks have gone to the "
-     "library's "
-     "own listener waits for 1 s, or 20 s where not as many went there as are missing"},
+     "seconds for which an init behind a front door waits for the next rank. Where none comes for so "
+     "long, "
+     "and all that came have one vendor and one label, the missing ranks are taken for ranks without Isthmus, and the "
+     "vendor's library makes the communicator. Other inits wait for ISTHMUS_TIMEOUT, all of them at most. An init whose "
+     "missing ranks have gone to the library's own listener waits for 1 s, or 20 s where not as many went there as are "
+     "missing"},
     {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "0", 4096, 67108864, "", true,
      "chunk of a pipelined message; 0: 128 KiB, or up to 512 KiB where a rank has a device and all ranks share memory. Long "
      "messages, ranks with a device and islands with a library take a multiple of it (docs/howto/tune.md has the table). At "
      "most 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks is taken, about "
      "1/192 where a rank has a device or a library, and about 1/800 where a rank has a device and ranks share memory"},
     {Setting::Device, "ISTHMUS_DEVICE", K::Text, "host", 0, 0, "", false,
-     "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank"},
+     "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank. The default is "
+     "that "
+     "of isthmus.init() and of C; where it is not set, the PyTorch backend takes torch's device (docs/howto/torch.md)"},
     {Setting::Disable, "ISTHMUS_DISABLE", K::Integer, "0", 0, 1, "", false,
      "1: the interposer only forwards to the vendor's library; read by the process's first call into it", true},
     {Setting::Dump, "ISTHMUS_DUMP", K::Pattern, "", 0, 0, "", false,
@@ -61,9 +67,10 @@ constexpr SettingRow kSettings[] = {
     {Setting::EagerBytes, "ISTHMUS_EAGER_BYTES", K::Bytes, "8K", 0, 65536, "", true,
      "largest contribution of one rank that takes the one-hop path"},
     {Setting::FarMicros, "ISTHMUS_FAR_US", K::Integer, "1000", 0, 60000000, "", true,
-     "round trip by TCP, in us, from which on up to 32 chunks of an operation of host memory are under way before the first "
-     "is waited for, instead of 1, as a link carries no more in a round trip than is under way, and an all_reduce goes one "
-     "way instead of two; and chunks that devices copy are as long as for a fast bridge. 0: always"},
+     "round trip by TCP, in us, from which on a link counts as far. A link carries no more in a round trip than is under "
+     "way. "
+     "So over a far link up to 32 chunks of an operation of host memory are under way at once, instead of 1; an all_reduce "
+     "may go in one exchange instead of two; and chunks that devices copy are as long as for a fast bridge. 0: always"},
     {Setting::GroupWaitMs, "ISTHMUS_GROUP_WAIT_MS", K::Integer, "2", 0, 60000, "", false,
      "how long the end of a group of messages waits for the other sides to come to their own groups: to have the vendor's "
      "library carry what may go by it (ISTHMUS_LIBRARY_MESSAGES), and where the group sends more device memory on a stream "
@@ -79,13 +86,12 @@ constexpr SettingRow kSettings[] = {
      "rendezvous address, else that of the default route and all others that are up",
      true},
     {Setting::Interpose, "ISTHMUS_INTERPOSE", K::Choice, "auto", 0, 0, "auto|nccl|rccl|hccl", false,
-     "whose front door `isthmus run --interpose` and `import isthmus.interpose` take; auto: that of the library which the "
+     "whose front door `isthmus run` and `import isthmus.interpose` take; auto: that of the library which the "
      "program or the installed packages use, else of what this machine has",
      true},
     {Setting::Island, "ISTHMUS_ISLAND", K::Text, "", 0, 0, "", false,
-     "label of this rank's island; ranks with equal labels are one island on each host, and on all hosts where one library "
-     "serves them. Empty: the island of the ranks without a label that have "
-     "devices of the same maker"},
+     "label of this rank's island. Ranks with one label are one island on each host, or one on all hosts where one vendor's "
+     "library serves them. Ranks without a label on devices of one vendor are an island likewise"},
     {Setting::JobKey, "ISTHMUS_JOB_KEY", K::Text, "", 0, 0, "", false,
      "32 hex digits that every process of the job knows; empty: derived from the launcher's job id and address"},
     {Setting::LeaderBytes, "ISTHMUS_LEADER_BYTES", K::Bytes, "-1", -1, 262144, "", true,
@@ -146,13 +152,15 @@ constexpr SettingRow kSettings[] = {
      "bytes a peer may send on one communicator ahead of what was received"},
     {Setting::TcpStreams, "ISTHMUS_TCP_STREAMS", K::Integer, "-1", -1, 16, "", true,
      "TCP data connections for each pair of processes, spread over the addresses that both have (ISTHMUS_INTERFACE names "
-     "several interfaces); with two or more, one may be lost. 0: one for each such address. -1: as many to one address as "
-     "the way needs, up to 8: one for each 25 gigabits a second of a process' part of the slower of the two interfaces, as "
-     "their drivers say, fewer where there are more than 16 processes; and over a long way at least as many as have enough "
-     "under way (net.ipv4.tcp_wmem) for a gigabyte a second together",
+     "several interfaces); with two or more, one may be lost. 0: one for each such address. -1: up to 8 to one address, by "
+     "the rate and the round trip: one for each 25 gigabits a second of a process' part of the slower of the two "
+     "interfaces, "
+     "as their drivers say, fewer where there are more than 16 processes; and over a long round trip at least as many as "
+     "have enough under way (net.ipv4.tcp_wmem) for a gigabyte a second together",
      true},
     {Setting::Timeout, "ISTHMUS_TIMEOUT", K::Real, "300", 0.001, 1e9, "", false,
-     "seconds: deadline of init and of each operation"},
+     "seconds: deadline of init and of each operation. Where it is not set, an operation of a PyTorch group has the group's "
+     "timeout (30 minutes), and one behind a front door has what docs/explain/failure.md says"},
     {Setting::Trace, "ISTHMUS_TRACE", K::Pattern, "", 0, 0, "", false,
      "file to which each communicator of this process adds a line when it is destroyed: its last operations, and the steps "
      "and waits of its collectives with their times, for `isthmus trace`; flight records (ISTHMUS_DUMP) have the steps "

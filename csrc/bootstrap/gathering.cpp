@@ -19,8 +19,7 @@ namespace {
 constexpr int64_t kTellLatecomersNs = 3'000'000'000;  // after a failure: ranks that arrive within this time are told why
 constexpr int64_t kHearNs = 250'000'000;              // the time that the others have to read the failure and close
 constexpr int64_t kHearServedNs = 5'000'000'000;      // the same where nobody waits for the root
-constexpr const char *kOneWayForAll =
-    "start all hosts with `isthmus run --interpose`, or set ISTHMUS_DISABLE=1 for all ranks";
+constexpr const char *kOneWayForAll = "start all hosts with `isthmus run`, or set ISTHMUS_DISABLE=1 for all ranks";
 
 double tenths_since(int64_t start_ns) {  // seconds
   return 0.1 * std::round(static_cast<double>(now_ns() - start_ns) * 1e-8);

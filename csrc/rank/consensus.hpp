@@ -19,7 +19,7 @@
 //
 // Whom the leader waits for: all members that nobody suspects. A rank suspects those that are gone for it and those that its program names,
 // and tells the lowest rank that it does not suspect, or everybody where that one's word says less. So an agreement of n ranks costs some 6 n
-// words where all have lost the same ones. Where two suspect each other (the way between them is cut), the word of the lower one counts.
+// words where all have lost the same ones. Where two suspect each other (the path between them is cut), the word of the lower one counts.
 //
 // How many are enough: more than half of the members, or all but those that have ended for certain. For a verdict that ranks have accepted
 // before, those that have left do not count either: they may have had it. So of two halves of a network that is cut at most one decides. `alone` (the program allows a minority) gives that up.

@@ -58,7 +58,7 @@ void PeerEvents::fail_lost(bootstrap::Peer &process, const std::string &why, boo
     lost.cut = !process.surely_ended();
     lost.text +=
         formatted(": {}; {}", why,
-                  unreachable ? "check the way between these two hosts" : "start it again and make a new communicator");
+                  unreachable ? "check the path between these two hosts" : "start it again and make a new communicator");
     lost.doing = collectives_.waiting_text();
     for (int r = 0; r < core_.id.world; ++r)
       if (core_.peers[r].process == &process && !core_.peers[r].left.load(std::memory_order_acquire))

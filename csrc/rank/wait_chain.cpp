@@ -296,7 +296,8 @@ std::string WaitChain::way_text(int a, int b) const {
     return formatted("{} ({}{})", number(of), r.hostname, r.address.empty() ? "" : ", " + r.address);
   };
   const bool device = !core_.id.on_host(a) || !core_.id.on_host(b);
-  return formatted("the way between {} and {}{} is slow or blocked", at(a), at(b), device ? ", or a device of theirs," : "");
+  return formatted("the path between {} and {}{} is slow or blocked", at(a), at(b),
+                   device ? ", or a device of theirs," : "");
 }
 
 bool WaitChain::many_communicators() const {

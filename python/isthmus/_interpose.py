@@ -102,7 +102,7 @@ def choose(
     if program.launcher:
         choice.words.append(
             f"{program.launcher} hands variables to ranks on other hosts only where it is told to; "
-            f"better {program.launcher} ... isthmus run --interpose -- PROGRAM"
+            f"better {program.launcher} ... isthmus run -- PROGRAM"
         )
     return choice
 
@@ -145,9 +145,9 @@ def _behind(program: Program) -> str:
     """The end of an error's text: how to write the command so that Isthmus sees the program behind the launcher."""
     launcher = program.launcher or Path(program.command[0]).name
     if program.launcher:
-        return f", or stand behind {launcher}, where the program is seen: {launcher} ... isthmus run --interpose -- PROGRAM"
+        return f", or stand behind {launcher}, where the program is seen: {launcher} ... isthmus run -- PROGRAM"
     if launcher == "torchrun":
-        return ", or stand behind torchrun: torchrun --no-python ... isthmus run --interpose -- python PROGRAM"
+        return ", or stand behind torchrun: torchrun --no-python ... isthmus run -- python PROGRAM"
     return ""
 
 

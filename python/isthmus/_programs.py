@@ -174,7 +174,7 @@ def _innermost(words: list[str], variables: dict[str, str]) -> tuple[list[str], 
         if name in _ELSEWHERE:
             raise ArgumentError(
                 f"{name} starts the program where these variables do not count; put it the other way round: "
-                f"{name} ... isthmus run --interpose -- PROGRAM"
+                f"{name} ... isthmus run -- PROGRAM"
             )
         if name in _FROM_INSIDE:
             raise ArgumentError(

@@ -22,7 +22,7 @@ WAITS = {
     "rank": "rank {}",
     "data": "data of rank {}",
     "room": "room at rank {}",
-    "sent": "the way to rank {}",
+    "sent": "the path to rank {}",
     "device": "its device",
     "earlier": "rank {}, in the operation before",
     "memory": "memory for its slots",

@@ -303,7 +303,7 @@ def test_the_text_names_library_ways_and_command(door: Door, clients: dict[str, 
     assert len(user["symbols"]) > 20
     assert f"  now                       {len(user['symbols'])} functions → {door.real}" in lines
     assert "  LD_PRELOAD                leads to the front door" in lines
-    assert f"→ isthmus run --interpose -- {clients[door.library]} show" in lines
+    assert f"→ isthmus run -- {clients[door.library]} show" in lines
     assert f"  LD_PRELOAD={PACKAGED[door.library].path}" in lines
 
 

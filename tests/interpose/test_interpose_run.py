@@ -1,4 +1,4 @@
-"""`isthmus run --interpose`: which door and which way it takes, and that it becomes the program."""
+"""`isthmus run`: which door and which way it takes, and that it becomes the program."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_program_that_tells_nothing_gets_the_door_of_what_is_installed(door: D
         script.chmod(0o755)
         told = refusal("--", script, "-n", "2", "sh")
         between = " --no-python" if launcher == "torchrun" else ""
-        assert f"stand behind {launcher}" in told and f"{launcher}{between} ... isthmus run --interpose -- " in told, told
+        assert f"stand behind {launcher}" in told and f"{launcher}{between} ... isthmus run -- " in told, told
     both = f"{DOORS['nccl'].simulated}:{DOORS['rccl'].simulated}"
     text = refusal("--", "sh", LD_LIBRARY_PATH=both)
     assert text.startswith("more than one vendor's library is installed (NCCL in ")
@@ -410,7 +410,7 @@ def test_it_stands_before_the_innermost_command(door: Door, clients: dict[str, P
     folder = f"LD_LIBRARY_PATH={door.simulated}"
     assert variables("--", "env", folder, clients[door.library], "show") == {"LD_PRELOAD": str(path_of(door))}
     for name in ("docker", "ssh", "sudo", "clush", "parallel-ssh"):
-        assert f"{name} ... isthmus run --interpose -- PROGRAM" in refusal("--", name, "run", clients[door.library])
+        assert f"{name} ... isthmus run -- PROGRAM" in refusal("--", name, "run", clients[door.library])
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_before_a_launcher_it_says_where_it_is_better(door: Door, tmp_path: Path
     launcher.write_text('#!/bin/sh\nexec "$@"\n')
     launcher.chmod(0o755)
     ended = isthmus("--vendor", door.library, "--", launcher, "true")
-    assert ended.returncode == 0 and "mpirun ... isthmus run --interpose -- PROGRAM" in ended.stderr
+    assert ended.returncode == 0 and "mpirun ... isthmus run -- PROGRAM" in ended.stderr
 
 
 def test_python_and_the_hook_know_the_same_libraries() -> None:

@@ -133,7 +133,7 @@ def test_a_rank_without_isthmus_works_in_a_job_of_one_vendor(off: str, scripted:
 TOLD = 5  # seconds after which the process that made the id says for whom the others wait
 WAITED = re.compile(
     r"warning\] (ranks? .*) of \d did not come within 5 s .*, and the others wait, (.*)\. "
-    r".*start all hosts with `isthmus run --interpose`, or set ISTHMUS_DISABLE=1 for all ranks"
+    r".*start all hosts with `isthmus run`, or set ISTHMUS_DISABLE=1 for all ranks"
 )
 
 

@@ -16,7 +16,7 @@ from spanning import SPANS, Rank, check, eventually, fleet, run, says, summed, s
 
 pytestmark = preloaded
 NEVER = {"ISTHMUS_CENSUS": "100000", "ISTHMUS_TIMEOUT": "100000"}
-ADVICE = "start all hosts with `isthmus run --interpose`, or set ISTHMUS_DISABLE=1 for all ranks"
+ADVICE = "start all hosts with `isthmus run`, or set ISTHMUS_DISABLE=1 for all ranks"
 ELSEWHERE = re.compile(
     r"(rank \d(?: and rank \d)*) of (\d) did not come to where the communicator's ranks meet \(.*\), and (\d) connections? "
     r"came to the listener that the vendor's library has for the id \((.*)\), as from ranks that run without Isthmus: "

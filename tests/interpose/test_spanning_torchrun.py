@@ -1,4 +1,4 @@
-"""`isthmus run --interpose -- torchrun ...` on the hosts of each vendor, in one job."""
+"""`isthmus run -- torchrun ...` on the hosts of each vendor, in one job."""
 
 from __future__ import annotations
 

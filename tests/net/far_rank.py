@@ -1,4 +1,4 @@
-"""One rank of test_far.py: what its communicator says of the way between the hosts, and whether collectives are right."""
+"""One rank of test_far.py: what its communicator says of the path between the hosts, and whether collectives are right."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_host_that_vanishes_is_lost_long_before_the_deadline(hosts: Hosts, fam
             said = line(rank)
             assert said["kind"] == "PeerLostError" and f"rank {1 - n}" in said["text"], said
             assert f"rank {n} (" in said["text"] and ") does not reach rank " in said["text"], said
-            assert "unreachable" in said["text"] and "check the way between these two hosts" in said["text"], said
+            assert "unreachable" in said["text"] and "check the path between these two hosts" in said["text"], said
             assert said["at"] - cut > 1, said
     finally:
         end(ranks)
@@ -121,7 +121,7 @@ def test_who_loses_the_way_to_a_rank_is_named_by_the_others_and_by_that_rank(hos
         for n, one in said.items():
             assert one["kind"] == "PeerLostError" and one["ranks"] == [1], (n, one)
             cut = r"no longer reaches this rank" if n == 1 else r"does not reach rank 1 \(pid \d+ on [^)]+\)"
-            said_there = rf"rank 0 \(pid \d+ on [^)]+\) {cut}: .*unreachable.*; check the way between"
+            said_there = rf"rank 0 \(pid \d+ on [^)]+\) {cut}: .*unreachable.*; check the path between"
             assert re.search(said_there, one["text"]), (n, one)
             assert "is gone" not in one["text"], (n, one)
     finally:
@@ -140,7 +140,7 @@ def test_a_network_that_is_slow_is_named_at_a_deadline(hosts: Hosts, mode: str) 
             assert rank.stdin is not None
             print(2, file=rank.stdin, flush=True)
         addresses = [ADDRESSES["IPv4"].format(n + 1) for n in (0, 1)]
-        way = rf"the way between rank 0 \([^)]+, {addresses[0]}\) and rank 1 \([^)]+, {addresses[1]}\) is slow or blocked"
+        way = rf"the path between rank 0 \([^)]+, {addresses[0]}\) and rank 1 \([^)]+, {addresses[1]}\) is slow or blocked"
         for rank in ranks:
             said = line(rank)
             assert said["kind"] == "TimeoutError" and said["ranks"] == [], said

@@ -245,7 +245,7 @@ def front_doors() -> Finding:
     """What programs of other libraries can be led to."""
     here = [door.name for door in DOORS.values() if door.path.is_file()]
     if not here:
-        return Finding("front doors", "note", f"none in {FOLDER}", "only for `isthmus run --interpose`: install anew")
+        return Finding("front doors", "note", f"none in {FOLDER}", "only for `isthmus run`: install anew")
     return Finding("front doors", "ok", f"{', '.join(here)}; `isthmus doctor --program CMD` says what leads a program there")
 
 

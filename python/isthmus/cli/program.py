@@ -126,7 +126,7 @@ def show(report: dict[str, Any]) -> None:
         text = "in the package" if door["door"] else "not in this package"
         console.print(f"{door['library'].upper()}: front door {text}; {door['soname']}: {escape(real)}", soft_wrap=True)
     if report["choice"]:
-        console.print(f"→ isthmus run --interpose -- {escape(' '.join(program['command']))}", style="cyan", soft_wrap=True)
+        console.print(f"→ isthmus run -- {escape(' '.join(program['command']))}", style="cyan", soft_wrap=True)
         for name, value in report["choice"]["variables"].items():
             console.print(f"  {name}={escape(value)}", soft_wrap=True)
         for note in report["choice"]["notes"]:
