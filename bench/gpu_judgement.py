@@ -47,10 +47,10 @@ def least_seconds(row: dict[str, Any], kinds: list[str], rates: dict[str, float]
     else:
         out, back = gpus * n, gpus * n
         touched = cpus * 2 * n
-    both = "both" if out and back else ""
+    at_once = min(out, back)  # as many go both ways at once; the rest of the longer way goes alone
+    copies = at_once / rates["both"] + (out - at_once) / rates["out"] + (back - at_once) / rates["in"]
     moved = {"sums": sums, "memory": touched}
-    seconds = [out / rates[both or "out"], back / rates[both or "in"]]
-    return float(max(*seconds, *(amount / rates[limit] for limit, amount in moved.items() if amount)))
+    return float(max(copies, *(amount / rates[limit] for limit, amount in moved.items() if amount), 0.0))
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -119,9 +119,10 @@ def buckets(team: Team, number: int, nbytes: int, rounds: int) -> dict[str, Any]
     separate = [behind_each_other(rank, tensors) for rank, tensors in zip(team.ranks, small, strict=True)]
     whole = [rank.call("isthmus", "all_reduce", x, x) for rank, x in zip(team.ranks, large, strict=True)]
     found: dict[str, Any] = {"number": number, "bytes": nbytes, "separate": [], "whole": []}
-    for _ in range(rounds + 1):
-        found["separate"].append(team.seconds(separate, 1))
-        found["whole"].append(team.seconds(whole, 1))
+    for number_of_round in range(rounds + 1):
+        both = [("separate", separate), ("whole", whole)]
+        for name, calls in both if number_of_round % 2 == 0 else reversed(both):
+            found[name].append(team.seconds(calls, 1))
     return {**found, "separate": found["separate"][1:], "whole": found["whole"][1:]}
 
 

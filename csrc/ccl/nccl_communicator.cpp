@@ -64,7 +64,7 @@ class NcclCommunicator final : public IslandCommunicator {
  public:
   NcclCommunicator(const NcclLibrary &library, const IslandJoin &join, std::shared_ptr<device::Stream> stream)
       : library_(library),
-        held_(std::make_shared<NcclHandle>(library)),
+        held_(std::make_shared<NcclHandle>(library, stream)),
         stream_(std::move(stream)),
         rank_(join.rank),
         size_(join.size) {

@@ -13,14 +13,16 @@
 #include <atomic>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "base/lock.hpp"
 #include "ccl/nccl_library.hpp"
+#include "device/runtime.hpp"
 
 namespace isthmus::ccl::nccl {
 
 struct NcclHandle : std::enable_shared_from_this<NcclHandle> {
-  explicit NcclHandle(const NcclLibrary &of) : library(of) {}
+  NcclHandle(const NcclLibrary &of, std::shared_ptr<device::Stream> on) : library(of), stream(std::move(on)) {}
   // Begins a thread that aborts the vendor's communicator, because the vendor's call may wait for the device. Called once.
   void kill() noexcept;
   // Ends the vendor's communicator: destroys one that works, aborts one that is `broken`, waits for a kill() that was begun. Each of the vendor's
@@ -29,6 +31,7 @@ struct NcclHandle : std::enable_shared_from_this<NcclHandle> {
   void end(bool broken, int rank) noexcept ISTHMUS_UNCHECKED;
 
   const NcclLibrary &library;
+  const std::shared_ptr<device::Stream> stream;  // of the communicator's device
   Mutex calls;  // held in the library's calls: kill() ends the communicator between two of them
   Handle handle ISTHMUS_GUARDED_BY(calls) = nullptr;
   std::atomic<bool> killed{false};  // the thread of kill() is done

@@ -574,6 +574,31 @@ def test_a_message_is_tied_to_its_stream_once_and_makes_few_calls_for_a_part(meb
         assert choosing <= 12 + 3 * parts
 
 
+@pytest.mark.parametrize("fleet", ["nvidia:2", "amd:2"])
+def test_a_librarys_communicator_ends_on_a_thread_that_has_its_device(fleet: str) -> None:
+    """NCCL would leave a thread that has none on device 0, with a context of hundreds of megabytes there.
+
+    Threads of AMD's runtime have device 0 from the beginning, which is that of these ranks.
+    """
+
+    def body(comm: isthmus.Comm) -> tuple[int, int]:
+        engine = ctypes.CDLL("librehearsal.so")
+        engine.rehearsal_calls.restype = ctypes.c_ulong
+        x = DeviceArray.of(np.ones(1000, np.float32))
+        for aborts in (False, True):
+            part = comm.split(0)
+            assert part is not None
+            part.all_reduce(x)
+            comm.barrier()
+            if aborts:
+                part.abort("to see how it ends")
+            part.destroy()
+        ended = sum(int(engine.rehearsal_calls(name)) for name in (b"ncclCommDestroy", b"ncclCommAbort"))
+        return ended, int(engine.rehearsal_calls(b"ncclWithoutDevice"))
+
+    assert run_fleet(fleet, body) == [(2, 0)] * 2
+
+
 def test_two_ranks_that_exchange_long_messages_in_a_group_tie_them_to_their_streams_and_not_each_part() -> None:
     """Most of their parts wait for slots, and are ordered by the thread that ends the group."""
 

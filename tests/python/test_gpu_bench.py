@@ -56,13 +56,14 @@ def rows() -> ModuleType:
         ("all_reduce", "gpu,gpu", 100e9, 1.0, 2.0),  # what is staged may stay in caches
         ("all_reduce", "gpu,cpu", 8e9, 1e12, 2.0),  # the threads that reduce
         ("all_reduce", "gpu,cpu", 100e9, 16e9, 2.0),  # memory: of the rank on the CPU, read and written
-        ("reduce_scatter", "gpu,cpu", 100e9, 1e12, 1.0),
+        ("reduce_scatter", "gpu,cpu", 100e9, 1e12, 0.9),  # half of it comes back beside; the other half goes out alone
         ("reduce_scatter", "gpu,cpu", 100e9, 12e9, 2.0),
         ("broadcast", "gpu,cpu", 1.0, 1e12, 0.8),  # out alone, and nothing is summed
         ("broadcast", "cpu,gpu", 1.0, 1e12, 0.64),  # in alone
         ("broadcast", "gpu,cpu", 1.0, 8e9, 2.0),
         ("broadcast", "gpu,gpu", 1.0, 1.0, 1.0),
         ("all_gather", "gpu,cpu", 1.0, 1e12, 0.5),
+        ("all_gather", "gpu,cpu,cpu", 1.0, 1e12, 1 / 3 + 16 / 75),  # twice as much in as out
         ("all_gather", "gpu,cpu", 1.0, 12e9, 2.0),
         ("send_recv", "gpu,cpu", 1.0, 1e12, 1.0),
         ("send_recv", "gpu,cpu", 1.0, 16e9, 2.0),

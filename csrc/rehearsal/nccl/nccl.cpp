@@ -116,6 +116,12 @@ Result read(const Config *config, bool *blocking) {
   return kSuccess;
 }
 
+// NCCL leaves the calling thread on the device that it was on. A thread that has chosen none is left on device 0, where a context is made for it. Such
+// calls for another device are counted as ncclWithoutDevice.
+void needs_device(const Comm &c) {
+  if (device_stack().empty() && current_device() != &c.device) const Entry counted(counter("ncclWithoutDevice"));
+}
+
 // `further`: the other ids of ncclCommInitRankScalable. All ranks meet at the first id. Rank i ends the rendezvous of further[i], to which
 // no rank will come.
 Result init(const Entry &e, CommHandle *out, int size, const UniqueId &id, int rank, const Config *config,
@@ -306,6 +312,7 @@ EXPORT Result ncclCommDestroy(CommHandle h) {
   if (!h) return kSuccess;
   CommPtr c;
   if (const Result r = find(entry, h, &c)) return r;
+  needs_device(*c);
   if (!c->ready.load() && c->state.load() == kInProgress) {
     misuse(entry.name(), Code::IllegalState, "the communicator is not ready yet");
     return kInvalidUsage;
@@ -322,6 +329,7 @@ EXPORT Result ncclCommAbort(CommHandle h) {
   if (!h) return kSuccess;
   CommPtr c;
   if (const Result r = find(entry, h, &c)) return r;
+  needs_device(*c);
   complete_job(entry, *c);
   forget(h);
   c->abort();
