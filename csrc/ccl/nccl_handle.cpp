@@ -29,7 +29,7 @@ void NcclHandle::kill() noexcept {
     killer_ = begin_own_thread([self = shared_from_this()] {
       // A thread that follows a call sees the abort, and leaves first.
       const Lock lock(self->calls);
-      if (self->handle) on_its_device(*self->stream, [&] { self->library.f.CommAbort(self->handle); });
+      if (const Handle last = self->handle) on_its_device(*self->stream, [&] { self->library.f.CommAbort(last); });
       self->handle = nullptr;
       self->killed.store(true, std::memory_order_release);
     });
